@@ -1,0 +1,1 @@
+"""The record of every fact and decision, in SQLite."""

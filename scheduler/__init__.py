@@ -1,0 +1,1 @@
+"""The pure core that decides, and the shell that performs."""

@@ -1,0 +1,1 @@
+"""The engines that compute tokens: MLX and a fake one."""
