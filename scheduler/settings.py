@@ -1,0 +1,280 @@
+"""Every limit of the server that is not HTTP's own, in one place, with its default and its unit.
+
+Sources, the first that names a value wins: the command line, the environment (`FERMATA_` and the
+name, groups parted by two underscores: `FERMATA_SCHEDULER__MAX_ROWS=4`), a TOML file (`--config`,
+groups are its tables), the default here.
+
+Units are in the names (`_ms`, `_s`, `_days`, `_bytes`, `_tokens`). A size may be written as a
+whole number of bytes or with a unit: GB is 10^9 bytes, GiB 2^30.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from journal.events import Limits
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+Scalar = str | int | float | bool | None
+
+
+class ConfigurationError(Exception):
+    """A setting that cannot be used. The message names it and says what is allowed: one line."""
+
+
+def parse_size(value: object) -> object:
+    """Bytes from "48GB", "8GiB" or "1073741824". Anything but a text is left to the type's check.
+
+    Raises ValueError for a text that is no size.
+    """
+    if not isinstance(value, str):
+        return value
+    match = SIZE.fullmatch(value)
+    unit = UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{value!r} is no size: write bytes, or a number with GB, GiB, MB or MiB")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def parse_ceiling(value: object) -> object:
+    """`auto` is no ceiling for now; anything else is a size."""
+    return None if value == "auto" else parse_size(value)
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Ceiling = Annotated[int | None, BeforeValidator(parse_ceiling)]
+
+
+class Group(BaseModel):
+    """A group of settings. A name that it does not have is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(Group):
+    """The server as its clients meet it.
+
+    `drain_limit_ms`: how long a clean stop lets rows in the engine go on. `heartbeat_form`: what
+    keeps a silent stream alive (native: an event of the protocol, comment: an SSE comment, off).
+    `ready_limit_ms`: the age of the last step beyond which /ready says 503 while work waits.
+    `prepare_limit_ms`: how long a request's headers wait for the tokenizer at a start.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8321, ge=0, le=65535)
+    api_key: str | None = None
+    drain_limit_ms: int = Field(default=10_000, ge=0)
+    heartbeat_ms: int = Field(default=10_000, ge=100)
+    heartbeat_form: Literal["native", "comment", "off"] = "native"
+    body_limit_bytes: Size = Field(default=16 * 2**20, ge=1024)
+    ready_limit_ms: int = Field(default=60_000, ge=100)
+    prepare_limit_ms: int = Field(default=30_000, ge=0)
+
+
+class SchedulerSettings(Group):
+    """How much runs at once.
+
+    `max_rows`: requests in the engine. `max_waiting`: the queue; one more is a 503.
+    `token_budget`: prompt + max_tokens of all admitted requests, in tokens.
+    `chunk_tokens_beside_rows`: the chunk while other rows decode. `max_inbox`: arrivals that the
+    loop has not looked at yet; one more is a 503.
+    """
+
+    max_rows: int = Field(default=8, ge=1, le=256)
+    max_waiting: int = Field(default=1000, ge=1)
+    token_budget: int = Field(default=2_000_000, ge=1)
+    chunk_tokens: int = Field(default=2048, ge=1)
+    chunk_tokens_beside_rows: int = Field(default=64, ge=1)
+    default_max_tokens: int = Field(default=16_384, ge=1)
+    max_inbox: int = Field(default=1024, ge=1)
+
+
+class MemorySettings(Group):
+    """`ceiling`: bytes that weights, rows and one chunk may take together; `auto` is no ceiling."""
+
+    ceiling: Ceiling = Field(default=None, ge=1)
+
+
+class RequestSettings(Group):
+    """`retention_s`: how long tokens and parameters of an ended request are kept.
+
+    `max_retries`: how often a row that failed is run again. `max_deaths`: a request that was in
+    the engine at so many deaths of the server comes back alone, and after one more is given up.
+    `max_lingering`: streams of ended requests that stay in memory for late readers.
+    """
+
+    retention_s: int = Field(default=86_400, ge=0)
+    max_retries: int = Field(default=2, ge=0, le=100)
+    max_deaths: int = Field(default=2, ge=1, le=100)
+    max_lingering: int = Field(default=256, ge=0)
+
+
+class JournalSettings(Group):
+    """`durability`: what every commit survives; an end always survives the machine's death.
+
+    `keep_days`, `keep_bytes`: beyond either the journal is compacted. `snapshot_events`: events
+    between snapshots. `full_wait_ms`: between two tries while the disk is full.
+    """
+
+    durability: Literal["process", "power"] = "process"
+    keep_days: int = Field(default=14, ge=1)
+    keep_bytes: Size = Field(default=5 * 10**9, ge=2**20)
+    snapshot_events: int = Field(default=50_000, ge=100)
+    gather_steps: int = Field(default=512, ge=1)
+    full_wait_ms: int = Field(default=1000, ge=1)
+    housekeeping_s: int = Field(default=60, ge=1)
+
+
+class EngineSettings(Group):
+    """`blas`: the matrix library on a CPU (auto takes OpenBLAS for models over 50 million
+    parameters).
+    """
+
+    blas: Literal["auto", "stock", "openblas"] = "auto"
+
+
+class ModelSettings(Group):
+    """`accept_any`: any model name in a request means the served model; else it is a 404."""
+
+    accept_any: bool = False
+
+
+class FakeSettings(Group):
+    """The speed of the model named `fake`, which computes nothing; 0 is as fast as it goes."""
+
+    load_ms: int = Field(default=0, ge=0)
+    prefill_tokens_per_s: int = Field(default=0, ge=0)
+    step_ms: int = Field(default=0, ge=0)
+    context_tokens: int = Field(default=131_072, ge=16)
+
+
+class Settings(BaseSettings):
+    """All of them. `model` is a built-in name or a folder; `state` holds the journal."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FERMATA_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    model: str = "smollm2"
+    state: Path = Path("fermata-state")
+    server: ServerSettings = ServerSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    memory: MemorySettings = MemorySettings()
+    requests: RequestSettings = RequestSettings()
+    journal: JournalSettings = JournalSettings()
+    engine: EngineSettings = EngineSettings()
+    models: ModelSettings = ModelSettings()
+    fake: FakeSettings = FakeSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line, then environment, then the file that `load_settings` was given."""
+        assert isinstance(init_settings, InitSettingsSource)
+        given = dict(init_settings.init_kwargs)
+        config_file = given.pop("config_file", None)
+        sources = (InitSettingsSource(settings_cls, given), env_settings)
+        if config_file is None:
+            return sources
+        return (*sources, TomlConfigSettingsSource(settings_cls, cast("Path", config_file)))
+
+    def limits(self) -> Limits:
+        """What `decide` reads, in the form that the journal records."""
+        return Limits(
+            max_rows=self.scheduler.max_rows,
+            max_waiting=self.scheduler.max_waiting,
+            token_budget=self.scheduler.token_budget,
+            chunk_tokens=self.scheduler.chunk_tokens,
+            chunk_tokens_beside_rows=self.scheduler.chunk_tokens_beside_rows,
+            default_max_tokens=self.scheduler.default_max_tokens,
+            ceiling_bytes=self.memory.ceiling,
+            max_retries=self.requests.max_retries,
+            max_deaths=self.requests.max_deaths,
+        )
+
+    def configuration(self) -> dict[str, Scalar]:
+        """All settings as `group.name`, for the journal. The API key is a secret and left out."""
+        flat: dict[str, Scalar] = {}
+        for name, value in self.model_dump(mode="json").items():
+            if isinstance(value, dict):
+                group = cast("dict[str, Scalar]", value)
+                flat |= {f"{name}.{inner}": scalar for inner, scalar in group.items()}
+            else:
+                flat[name] = value
+        flat["server.api_key"] = None if self.server.api_key is None else "set"
+        return flat
+
+
+def load_settings(
+    config_file: Path | None = None, overrides: Mapping[str, object] | None = None
+) -> Settings:
+    """The settings of a server. `overrides` is what the command line gave, keyed by `group.name`.
+
+    Raises ConfigurationError, in one line, for a file that cannot be read and for a value, a name
+    or a unit that is wrong.
+    """
+    if config_file is not None and not config_file.is_file():
+        raise ConfigurationError(f"{config_file} is no file: --config takes a TOML file")
+    values = nested(overrides or {})
+    if config_file is not None:
+        values["config_file"] = config_file
+    try:
+        return Settings(**values)  # pyright: ignore[reportArgumentType]
+    except ValidationError as error:
+        raise ConfigurationError(explain(error)) from error
+    except (SettingsError, ValueError) as error:
+        where = "the environment" if config_file is None else f"{config_file} or the environment"
+        raise ConfigurationError(f"{where} cannot be read: {error}") from error
+
+
+def nested(overrides: Mapping[str, object]) -> dict[str, object]:
+    """`{"server.port": 0}` as `{"server": {"port": 0}}`; a null is what was not given."""
+    values: dict[str, object] = {}
+    for name, value in overrides.items():
+        if value is None:
+            continue
+        group, dot, inner = name.partition(".")
+        if dot:
+            cast("dict[str, object]", values.setdefault(group, {}))[inner] = value
+        else:
+            values[name] = value
+    return values
+
+
+def explain(error: ValidationError) -> str:
+    """Each wrong setting by its full name, with what is allowed."""
+    return "; ".join(
+        f"setting {'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+        f" (got {item['input']!r})"
+        for item in error.errors()
+    )

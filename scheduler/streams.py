@@ -1,0 +1,214 @@
+"""How tokens reach HTTP: one stream per request, read by position, so that it can be taken up again.
+
+A `RequestStream` lives on the asyncio thread and is touched there only. It keeps all output tokens
+of its request, so any number of readers may follow it, each at its own position, and a slow reader
+holds nobody up: what is kept is bounded by `max_tokens`, and the number of streams by the queue.
+
+The loop thread stages what a step brings and hands it over with one call per step; a stream whose
+request has ended stays a while for late readers, and is then rebuilt from the journal when somebody
+asks.
+"""
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from journal.events import RequestRejected
+from scheduler.engine.base import TokenLogprobs
+from scheduler.parameters import RequestParameters
+
+CallSoon = Callable[[Callable[[], None]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A well-formed request, ready for the scheduler. `max_tokens` is null when none was given."""
+
+    request_id: str
+    client_request_id: str | None
+    route: str
+    stream: bool
+    prompt: "array[int]"
+    max_tokens: int | None
+    parameters: RequestParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request is taken, and will run up to `max_tokens`. Answered after the commit."""
+
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The request is refused; the event says why, with its numbers. Answered after the commit."""
+
+    event: RequestRejected
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """How a request ended. `reason` and `detail` are those of the journal's event."""
+
+    kind: Literal["finished", "cancelled", "aborted"]
+    reason: str
+    detail: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(slots=True)
+class StreamUpdate:
+    """What one step brings to one stream."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    judgement: Accepted | Rejected | None = None
+    end: StreamEnd | None = None
+    cut: bool = False
+
+
+@dataclass(eq=False)
+class RequestStream:
+    """The output of one request as it comes. `logprobs` runs beside `tokens` if it was asked for.
+
+    `end` is null until the request has ended; exactly one end ever comes. `cut` means that the
+    server stops while the request goes on later: the socket is closed with no terminal event.
+    """
+
+    request_id: str
+    parameters: RequestParameters
+    num_prompt_tokens: int
+    judgement: Accepted | Rejected | None = None
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] | None = None
+    end: StreamEnd | None = None
+    cut: bool = False
+    waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+
+    @property
+    def created(self) -> int:
+        """Unix time in seconds, as answers show it."""
+        return self.parameters.created
+
+    async def judged(self) -> Accepted | Rejected:
+        """What was decided at arrival. Raises StreamCut when the server stops before that."""
+        while self.judgement is None:
+            if self.cut:
+                raise StreamCut(self.request_id)
+            await self.changed(None)
+        return self.judgement
+
+    async def wait(self, position: int, timeout_s: float | None) -> None:
+        """Returns when there is something after `position` (a token, the end, a cut), or at the
+        timeout. Which of them it was, the caller reads off the stream.
+        """
+        if self.has_news(position):
+            return
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while not self.has_news(position):
+            left_s = None if deadline is None else deadline - loop.time()
+            if left_s is not None and left_s <= 0:
+                return
+            await self.changed(left_s)
+
+    def has_news(self, position: int) -> bool:
+        """Whether a reader that has seen `position` tokens has something to do."""
+        return len(self.tokens) > position or self.end is not None or self.cut
+
+    async def changed(self, timeout_s: float | None) -> None:
+        """Returns at the next change of this stream, or at the timeout."""
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiters.add(waiter)
+        try:
+            await asyncio.wait((waiter,), timeout=timeout_s)
+        finally:
+            self.waiters.discard(waiter)
+
+    def apply(self, update: StreamUpdate) -> None:
+        """Takes one step's update and wakes the readers."""
+        assert self.end is None, f"{self.request_id} has ended, and gets no more"
+        self.tokens.extend(update.token_ids)
+        if update.logprobs is not None:
+            self.logprobs = [] if self.logprobs is None else self.logprobs
+            self.logprobs.extend(update.logprobs)
+        self.judgement = update.judgement or self.judgement
+        self.end = update.end
+        self.cut = self.cut or update.cut
+        waiters, self.waiters = self.waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class StreamCut(Exception):
+    """The server stopped before it could answer. The request is unharmed if it was received."""
+
+
+class StreamHub:
+    """All streams that are in memory.
+
+    The loop thread calls `stage` and `flush`; everything else is the asyncio thread's. `call_soon`
+    hands a call over to that thread (`loop.call_soon_threadsafe`).
+    """
+
+    def __init__(self, max_lingering: int) -> None:
+        self.call_soon: CallSoon | None = None
+        self.open: dict[str, RequestStream] = {}
+        self.ended: OrderedDict[str, RequestStream] = OrderedDict()
+        self.max_lingering = max_lingering
+        self.staged: list[StreamUpdate] = []
+
+    def add(self, stream: RequestStream) -> None:
+        """Takes a stream in; its id is new."""
+        assert stream.request_id not in self.open, f"{stream.request_id} is there already"
+        self.open[stream.request_id] = stream
+
+    def find(self, request_id: str) -> RequestStream | None:
+        """The stream in memory, open or ended a while ago."""
+        return self.open.get(request_id) or self.ended.get(request_id)
+
+    def stage(self, update: StreamUpdate) -> None:
+        """Keeps an update for the flush of this step. Loop thread."""
+        self.staged.append(update)
+
+    def flush(self) -> None:
+        """Hands over what was staged, with one call. Loop thread."""
+        if not self.staged:
+            return
+        updates, self.staged = self.staged, []
+        if self.call_soon is None:
+            self.deliver(updates)  # nobody serves: a test or a benchmark, all in one thread
+        else:
+            self.call_soon(lambda: self.deliver(updates))
+
+    def deliver(self, updates: list[StreamUpdate]) -> None:
+        """Applies one step's updates. A request whose stream nobody opened gets none."""
+        for update in updates:
+            stream = self.open.get(update.request_id)
+            if stream is None:
+                continue
+            stream.apply(update)
+            if stream.end is not None or isinstance(stream.judgement, Rejected):
+                self.retire(stream)
+
+    def retire(self, stream: RequestStream) -> None:
+        """An ended stream stays for late readers, the newest `max_lingering` of them."""
+        del self.open[stream.request_id]
+        if isinstance(stream.judgement, Rejected):
+            return
+        self.ended[stream.request_id] = stream
+        while len(self.ended) > self.max_lingering:
+            self.ended.popitem(last=False)
+
+    def cut_all(self) -> None:
+        """The server stops: every open stream is cut. asyncio thread."""
+        for stream in list(self.open.values()):
+            stream.apply(StreamUpdate(stream.request_id, cut=True))
+        self.open.clear()
