@@ -282,6 +282,7 @@ class RequestRetried(Event, frozen=True, kw_only=True):
     """A row that failed goes back to the queue with its tokens; its caches are dropped."""
 
     request_id: str
+    number: int
     retry: int
 
 
@@ -289,6 +290,7 @@ class RequestFinished(Event, frozen=True, kw_only=True):
     """The request reached its end: a stop string, the end of the turn, or its length."""
 
     request_id: str
+    number: int
     reason: Literal["stop", "end_of_turn", "length"]
     num_prompt_tokens: int
     num_output_tokens: int
@@ -298,6 +300,7 @@ class RequestCancelled(Event, frozen=True, kw_only=True):
     """The request was ended from outside."""
 
     request_id: str
+    number: int
     reason: Literal["cancel_requested", "client_gone"]
     num_output_tokens: int
 
@@ -306,6 +309,7 @@ class RequestAborted(Event, frozen=True, kw_only=True):
     """The server gave the request up, and says why."""
 
     request_id: str
+    number: int
     reason: Literal["engine_failed", "server_deaths"]
     detail: str
     num_output_tokens: int

@@ -1,0 +1,152 @@
+"""What the world is to be told of a step, once the step is committed.
+
+Each effect carries the seq of the event that caused it: a decision, or the tokens_decoded whose
+tokens it sends. Effects are idempotent by (request, position), so one that was lost in a crash can
+be repeated.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from journal import events
+from journal.events import Record
+from scheduler.state import SchedulerState
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptRequest:
+    """The client is told that its request runs: headers, and the first protocol event."""
+
+    seq: int
+    request_id: str
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectRequest:
+    """The client is told why its request was refused."""
+
+    seq: int
+    request_id: str
+    event: events.RequestRejected
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """The engine makes a row of the request's known tokens."""
+
+    seq: int
+    number: int
+    request_id: str
+    num_known_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunChunk:
+    """The engine feeds tokens `start` to `start + length`."""
+
+    seq: int
+    number: int
+    chunk: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetBatch:
+    """The engine decodes these rows from its next launch on."""
+
+    seq: int
+    batch: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropRow:
+    """The engine frees the row's caches."""
+
+    seq: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendTokens:
+    """The tokens of this tokens_decoded go to their streams, and the engine may deliver its next
+    step.
+    """
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """The client gets its terminal event."""
+
+    seq: int
+    request_id: str
+    outcome: Literal["finished", "cancelled", "aborted"]
+    reason: str
+    detail: str
+    num_output_tokens: int
+
+
+EngineEffect = StartRow | RunChunk | SetBatch | DropRow
+StreamEffect = AcceptRequest | RejectRequest | SendTokens | EndRequest
+Effect = EngineEffect | StreamEffect
+
+
+def effects_of(state: SchedulerState, records: Iterable[Record]) -> list[Effect]:
+    """The effects of a committed step whose facts and decisions are folded into `state`.
+
+    They are performed in this order: what the engine must drop, start and decode comes before the
+    tokens that are sent, since sending them lets the engine deliver the step that it has launched;
+    ends come last, behind the tokens of the same step.
+    """
+    engine: list[Effect] = []
+    streams: list[Effect] = []
+    ends: list[Effect] = []
+    for record in records:
+        match record.event:
+            case events.TokensDecoded():
+                streams.append(SendTokens(record.seq))
+            case events.RequestQueued() as event:
+                streams.append(AcceptRequest(record.seq, event.request_id, event.max_tokens))
+            case events.RequestRejected() as event:
+                streams.append(RejectRequest(record.seq, event.request_id, event))
+            case events.RequestFinished() | events.RequestCancelled() | events.RequestAborted():
+                if record.event.number in state.leaving:
+                    engine.append(DropRow(record.seq, record.event.number))
+                ends.append(end_of(record.seq, record.event))
+            case _:
+                engine.extend(engine_effects_of(record))
+    return engine + streams + ends
+
+
+def end_of(
+    seq: int,
+    event: events.RequestFinished | events.RequestCancelled | events.RequestAborted,
+) -> EndRequest:
+    """The terminal event of a request, as its stream needs it."""
+    outcome, detail = "finished", ""
+    if isinstance(event, events.RequestCancelled):
+        outcome = "cancelled"
+    elif isinstance(event, events.RequestAborted):
+        outcome, detail = "aborted", event.detail
+    return EndRequest(seq, event.request_id, outcome, event.reason, detail, event.num_output_tokens)
+
+
+def engine_effects_of(record: Record) -> list[Effect]:
+    """What an event that lets its request go on means for the engine."""
+    seq = record.seq
+    match record.event:
+        case events.RequestAdmitted() as event:
+            return [StartRow(seq, event.number, event.request_id, event.num_known_tokens)]
+        case events.PrefillChunkPlanned() as event:
+            return [RunChunk(seq, event.number, event.chunk, event.start, event.length)]
+        case events.BatchChanged() as event:
+            return [SetBatch(seq, event.batch, event.numbers)]
+        case events.RequestRetried() as event:
+            return [DropRow(seq, event.number)]
+        case _:
+            return []

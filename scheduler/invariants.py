@@ -1,0 +1,99 @@
+"""What holds at every committed boundary. Broken, it is our own bug, never a user's or a disk's.
+
+`check` goes through everything, for tests and simulation; `check_cheap` costs the same however
+many wait.
+"""
+
+from scheduler.request import OPEN, Phase, Request
+from scheduler.state import SchedulerState
+
+
+class InvariantBroken(AssertionError):
+    """The state contradicts itself."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raises InvariantBroken when something that must hold does not."""
+    if not holds:
+        raise InvariantBroken(what)
+
+
+def check_cheap(state: SchedulerState) -> None:
+    """Invariants over the engine's rows alone."""
+    require(len(state.batch_rows) <= len(state.admitted), "the batch is part of the rows")
+    require(
+        len(state.requests) == len(state.waiting) + len(state.held) + len(state.admitted),
+        "each open request is waiting, held or admitted",
+    )
+    require(
+        not (state.arrivals or state.endings or state.cancellations or state.failures),
+        "decide has answered all that the facts brought",
+    )
+    require(state.reserved_bytes >= 0, "reserved bytes are not negative")
+
+
+def check(state: SchedulerState) -> None:
+    """All invariants."""
+    check_cheap(state)
+    check_queue(state)
+    check_rows(state)
+    for request in state.requests.values():
+        check_request(state, request)
+
+
+def check_queue(state: SchedulerState) -> None:
+    """Queues are in the order of arrival, and hold nothing twice."""
+    for numbers in (state.waiting, state.held):
+        require(numbers == sorted(set(numbers)), "queues are sorted and hold each number once")
+    for number in state.waiting + state.held:
+        require(state.requests[number].phase is Phase.WAITING, f"{number} is queued and waits")
+    for number in state.held:
+        require(state.requests[number].held_reason is not None, f"{number} is held for a reason")
+    require(
+        state.numbers == {r.request_id: n for n, r in state.requests.items()},
+        "ids and numbers name the same requests",
+    )
+
+
+def check_rows(state: SchedulerState) -> None:
+    """Rows, batch, chunk and reservations agree."""
+    rows = [state.requests[n] for n in state.admitted]
+    decoding = sorted(r.number for r in rows if r.phase is Phase.DECODING)
+    require(sorted(state.batch_rows) == decoding, "the batch is the rows that decode")
+    require(all(r.phase is not Phase.WAITING for r in rows), "what waits has no row")
+    reserved = sum(r.reserved_bytes for r in rows) + sum(state.leaving.values())
+    require(state.reserved_bytes == reserved, "reserved bytes are the rows' and the leaving rows'")
+    tokens = sum(r.num_prompt_tokens + r.max_tokens for r in rows)
+    require(state.reserved_tokens == tokens, "reserved tokens are the rows' upper bounds")
+    if any(r.solo for r in rows):
+        require(len(rows) == 1, "a request that runs solo is alone")
+    if state.limits is not None:
+        require(len(rows) <= state.limits.max_rows, "rows are at most max_rows")
+    chunk = state.chunk
+    if chunk is not None:
+        owner = state.requests.get(chunk.number)
+        require(
+            owner is not None and owner.phase is Phase.PREFILLING,
+            "the chunk's request is prefilling",
+        )
+        require(owner is None or chunk.start == owner.num_cached_tokens, "chunks follow each other")
+
+
+def check_request(state: SchedulerState, request: Request) -> None:
+    """One request's counts fit its phase."""
+    where = f"request {request.number} ({request.phase.value})"
+    require(request.phase in OPEN, f"{where} is open")
+    require(1 <= request.number < state.next_number, f"{where} has a number that was given")
+    require(0 <= request.num_output_tokens <= request.max_tokens, f"{where} keeps its limit")
+    require(request.num_prompt_tokens >= 1, f"{where} has a prompt")
+    match request.phase:
+        case Phase.WAITING:
+            require(request.num_cached_tokens == 0, f"{where} caches nothing")
+            require(request.reserved_bytes == 0, f"{where} reserves nothing")
+        case Phase.PREFILLING:
+            require(request.num_cached_tokens < request.num_known_tokens, f"{where} is pending")
+        case _:
+            require(
+                request.num_cached_tokens == request.num_known_tokens - 1,
+                f"{where} has one pending token",
+            )

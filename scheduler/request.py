@@ -1,0 +1,132 @@
+"""A request as the scheduler sees it, and the life that it can lead.
+
+A request is its tokens, and nothing in this module holds them: the scheduler decides by counts. KV
+is a cache of those tokens, so a request that loses its row loses time only, and goes back to
+`waiting` with all that it is.
+
+The life of a request is a table. A row of it reads: in this phase, an event of this kind leads to
+that phase. What the table does not list is illegal, raises `IllegalTransition` and changes
+nothing.
+
+- A request is born `waiting`, by `request_received`. In the same step `decide` takes it
+(`request_queued`) or refuses it (`request_rejected`), so a received request that nobody has judged
+exists only inside a step. - `request_admitted` gives it a row in the engine: it is `prefilling`
+until all of its known tokens but the last are in the row's caches. The last token is pending: the
+first decode step feeds it. So a prompt of one token has nothing to prefill, and passes through
+`prefilling` within one step. - `batch_changed` that names it among the joined makes it `decoding`.
+From here on, at every committed boundary, the cached positions are prompt + output - 1. - Its row
+may fail (`request_retried`), or the process may end (`server_started` of the next run): it is
+`waiting` again, and what it has put out so far is now known, to be prefilled like a prompt. -
+`finished`, `cancelled`, `aborted` and `rejected` are ends. Nothing leads out of them, and a
+request that has reached one leaves the state in the same step.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Phase(StrEnum):
+    """Where a request is in its life. The values are stored in journals and are for ever."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    ABORTED = "aborted"
+    REJECTED = "rejected"
+
+
+OPEN = (Phase.WAITING, Phase.PREFILLING, Phase.DECODING)
+ENDS = (Phase.FINISHED, Phase.CANCELLED, Phase.ABORTED, Phase.REJECTED)
+
+TRANSITIONS: dict[tuple[Phase, str], Phase] = {
+    (Phase.WAITING, "request_queued"): Phase.WAITING,
+    (Phase.WAITING, "request_rejected"): Phase.REJECTED,
+    (Phase.WAITING, "request_admitted"): Phase.PREFILLING,
+    (Phase.WAITING, "request_cancelled"): Phase.CANCELLED,
+    (Phase.WAITING, "request_aborted"): Phase.ABORTED,
+    (Phase.WAITING, "server_started"): Phase.WAITING,
+    (Phase.PREFILLING, "prefill_chunk_planned"): Phase.PREFILLING,
+    (Phase.PREFILLING, "prefill_chunk_committed"): Phase.PREFILLING,
+    (Phase.PREFILLING, "batch_changed"): Phase.DECODING,
+    (Phase.PREFILLING, "request_retried"): Phase.WAITING,
+    (Phase.PREFILLING, "request_cancelled"): Phase.CANCELLED,
+    (Phase.PREFILLING, "request_aborted"): Phase.ABORTED,
+    (Phase.PREFILLING, "server_started"): Phase.WAITING,
+    (Phase.DECODING, "tokens_decoded"): Phase.DECODING,
+    (Phase.DECODING, "request_retried"): Phase.WAITING,
+    (Phase.DECODING, "request_finished"): Phase.FINISHED,
+    (Phase.DECODING, "request_cancelled"): Phase.CANCELLED,
+    (Phase.DECODING, "request_aborted"): Phase.ABORTED,
+    (Phase.DECODING, "server_started"): Phase.WAITING,
+}
+
+
+class IllegalTransition(Exception):
+    """An event that the phase of its request does not allow. The request is unchanged."""
+
+    def __init__(self, request_id: str, phase: Phase, kind: str) -> None:
+        super().__init__(f"{request_id} is {phase.value}, where {kind} cannot happen")
+        self.request_id = request_id
+        self.phase = phase
+        self.kind = kind
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One open request. Only `evolve` changes it.
+
+    `number` orders requests by arrival and breaks every tie. `max_tokens` bounds the output in
+    all. `reserved_bytes` is the upper bound of its row, held from admission to the row's end.
+    `joined_batch` is the batch with which it began to decode: tokens of an earlier one belong to a
+    row that is gone. `end_reason`, `cancel_reason` and `failure` are what facts have said and
+    `decide` has not answered yet; they are null between steps.
+    """
+
+    number: int
+    request_id: str
+    model_fingerprint: str
+    route: str
+    num_prompt_tokens: int
+    asked_max_tokens: int | None
+    received_ns: int
+    phase: Phase = Phase.WAITING
+    max_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    reserved_bytes: int = 0
+    queued_seq: int = 0
+    admitted_ns: int = 0
+    joined_batch: int = 0
+    last_chunk: int = 0
+    retries: int = 0
+    deaths: int = 0
+    solo: bool = False
+    held_reason: str | None = None
+    end_reason: str | None = None
+    cancel_reason: str | None = None
+    failure: str | None = None
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output so far: all tokens that this request is."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens that are still to be fed before it can decode. The last known one is never
+        among them.
+        """
+        return self.num_known_tokens - 1 - self.num_cached_tokens
+
+
+def enter(request: Request, kind: str) -> None:
+    """Moves the request to the phase to which an event of this kind leads.
+
+    Raises IllegalTransition, and changes nothing, when the table has no such row.
+    """
+    phase = TRANSITIONS.get((request.phase, kind))
+    if phase is None:
+        raise IllegalTransition(request.request_id, request.phase, kind)
+    request.phase = phase

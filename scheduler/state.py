@@ -1,0 +1,73 @@
+"""All that the scheduler knows: the folded journal. Only `evolve` changes it
+(scheduler/evolve.py).
+"""
+
+import msgspec
+
+from journal.events import Limits, ModelFacts
+from scheduler.request import Request
+
+STATE_VERSION = 1
+"""To be raised when the meaning of a field changes: snapshots of another version are not used."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """The one chunk that is planned and not committed. `done` once the engine has fed it."""
+
+    number: int
+    chunk: int
+    start: int
+    length: int
+    done: bool = False
+
+
+class SchedulerState(msgspec.Struct, kw_only=True):
+    """The folded journal. Lists of requests hold their numbers; `requests` holds open requests
+    only.
+
+    `leaving` maps the number of a row that has ended, and whose bytes the engine has not given
+    back yet, to those bytes. `arrivals`, `endings`, `cancellations` and `failures` are what the
+    facts of a step have brought for `decide` to answer; they are empty between steps.
+    """
+
+    seq: int = 0
+    step: int = 0
+    run_id: int = 0
+    now_ns: int = 0
+    policy_version: int = 0
+    code_digest: str = ""
+    limits: Limits | None = None
+    model: ModelFacts | None = None
+    max_context_tokens: int = 0
+    engine_ready: bool = False
+    one_row_only: bool = False
+    stopping: bool = False
+    next_number: int = 1
+    requests: dict[int, Request] = {}
+    numbers: dict[str, int] = {}
+    waiting: list[int] = []
+    held: list[int] = []
+    admitted: list[int] = []
+    batch: int = 0
+    batch_rows: list[int] = []
+    chunk: Chunk | None = None
+    num_chunks: int = 0
+    decoded_since_chunk: bool = False
+    reserved_bytes: int = 0
+    reserved_tokens: int = 0
+    leaving: dict[int, int] = {}
+    arrivals: list[int] = []
+    endings: list[int] = []
+    cancellations: list[int] = []
+    failures: list[int] = []
+
+    def find(self, request_id: str) -> Request | None:
+        """The open request with this id."""
+        number = self.numbers.get(request_id)
+        return None if number is None else self.requests[number]
+
+    def get(self, request_id: str) -> Request:
+        """The open request with this id, for decisions: it must exist."""
+        request = self.find(request_id)
+        assert request is not None, f"a decision names {request_id}, which is not open"
+        return request
