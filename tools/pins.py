@@ -9,42 +9,62 @@ section is missing or differs from uv.lock.
 import argparse
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 BEGIN = "# pins: begin (written by `python -m tools.pins`)"
 END = "# pins: end"
 
+Package = Mapping[str, Any]
+
 
 class PinsError(Exception):
     """The pins cannot be read or written; the message says what to do."""
 
 
-def pins_of(lock: Mapping[str, Any]) -> list[str]:
-    """One requirement a package and version of the lock file, sorted, without the project itself.
+def pin_of(package: Package) -> str:
+    """The requirement for one package of the lock file, with the markers of its fork.
 
-    Where the resolution forks, a package is there several times, each with the markers of its fork.
+    Where the resolution forks, a package is in the lock once a fork.
     """
-    packages = [p for p in lock.get("package", []) if "registry" in p["source"]]
-    pins: list[str] = []
-    for package in packages:
-        pin = f"{package['name']}=={package['version']}"
-        markers = package.get("resolution-markers", [])
-        if markers:
-            pin += "; " + " or ".join(f"({marker})" for marker in markers)
-        pins.append(pin)
-    return sorted(pins)
+    pin = f"{package['name']}=={package['version']}"
+    markers = package.get("resolution-markers", [])
+    return pin + ("; " + " or ".join(f"({marker})" for marker in markers) if markers else "")
 
 
-def section_of(pins: Sequence[str]) -> str:
-    """The text between the two markers, as TOML."""
-    lines = "".join(f'    "{pin}",\n' for pin in pins)
-    return f"{BEGIN}\nconstraint-dependencies = [\n{lines}]\n{END}"
+def closure_of(packages: Sequence[Package], names: Iterable[str]) -> list[Package]:
+    """The packages of these names and of all that they depend on. Raises PinsError if one lacks."""
+    left = list(names)
+    seen: set[str] = set()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = [package for package in packages if package["name"] == name]
+        if not found:
+            raise PinsError(f"uv.lock lacks {name}: name it in the dependency group 'build'")
+        left.extend(need["name"] for package in found for need in package.get("dependencies", ()))
+    return [package for package in packages if package["name"] in seen]
+
+
+def _table(key: str, packages: Sequence[Package]) -> str:
+    lines = "".join(f'    "{pin}",\n' for pin in sorted(map(pin_of, packages)))
+    return f"{key} = [\n{lines}]\n"
+
+
+def section_of(lock: Mapping[str, Any], build_names: Iterable[str]) -> str:
+    """The text from BEGIN to END: pins of the whole lock, and those of what builds the wheel."""
+    packages = [package for package in lock["package"] if "registry" in package["source"]]
+    return (
+        f"{BEGIN}\n{_table('constraint-dependencies', packages)}"
+        f"{_table('build-constraint-dependencies', closure_of(packages, build_names))}{END}"
+    )
 
 
 def with_section(text: str, section: str) -> str:
-    """The project file with its pins replaced. Raises PinsError where the markers are missing."""
+    """The project file with its pins replaced. Raises PinsError where BEGIN or END is missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -52,27 +72,24 @@ def with_section(text: str, section: str) -> str:
     return before + section + after
 
 
-def read_lock(path: Path) -> Mapping[str, Any]:
-    """uv.lock as a mapping. Raises PinsError when it is missing."""
-    if not path.is_file():
-        raise PinsError(f"{path.name} is missing: run `uv lock` first")
-    return tomllib.loads(path.read_text())
-
-
 def fresh_text(root: Path) -> tuple[str, str]:
-    """The project file as it is, and as uv.lock says that it should be."""
+    """The project file as it is, and as uv.lock says that it should be. Raises PinsError."""
     text = (root / "pyproject.toml").read_text()
-    return text, with_section(text, section_of(pins_of(read_lock(root / "uv.lock"))))
+    lock = root / "uv.lock"
+    if not lock.is_file():
+        raise PinsError("uv.lock is missing: run `uv lock`")
+    requires = tomllib.loads(text)["build-system"]["requires"]
+    build_names = [requirement.partition("==")[0] for requirement in requires]
+    return text, with_section(text, section_of(tomllib.loads(lock.read_text()), build_names))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, root: Path = Path()) -> int:
     """Writes the pins, or compares them; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.pins", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 when stale")
-    parser.add_argument("--root", type=Path, default=Path())
     options = parser.parse_args(arguments)
     try:
-        text, fresh = fresh_text(options.root)
+        text, fresh = fresh_text(root)
     except PinsError as error:
         print(f"pins: {error}", file=sys.stderr)
         return 2
@@ -80,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text != fresh:
             print("pins: stale; run `uv lock`, then `python -m tools.pins`", file=sys.stderr)
         return int(text != fresh)
-    (options.root / "pyproject.toml").write_text(fresh)
+    (root / "pyproject.toml").write_text(fresh)
     return 0
 
 
