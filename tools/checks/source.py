@@ -10,7 +10,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 CORE = tuple(
     f"scheduler/{name}.py"
-    for name in ("request", "state", "policy", "memory", "prefix", "effects", "invariants")
+    for name in (
+        "request",
+        "state",
+        "evolve",
+        "policy",
+        "memory",
+        "prefix",
+        "effects",
+        "invariants",
+    )
 )
 
 
