@@ -21,6 +21,9 @@ def install(folder: Path, name: str, *files: str) -> Distribution:
     info.mkdir()
     (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
     (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:  # From Python 3.12 on, files that are only recorded don't count.
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
     return Distribution.at(info)
 
 
