@@ -4,7 +4,10 @@ Each command imports its own module when it runs, so that `fermata --help` impor
 command is a thin function here: its options, and one call of `run` in the module of its name.
 """
 
+import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -17,10 +20,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+StateOption = Annotated[
+    Path,
+    typer.Option("--state", envvar="FERMATA_STATE", help="The state folder of the server."),
+]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="The server's address, instead of a state folder.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Put one JSON object on the last line of stdout.")
+]
+API_KEY = "FERMATA_SERVER__API_KEY"
+DEFAULT_STATE = Path("fermata-state")
+
 
 @app.callback()
 def root() -> None:
     """Makes `fermata` a group of commands, also while it has only one."""
+
+
+@app.command()
+def ps(
+    state: StateOption = DEFAULT_STATE,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the requests of a running server. Its API key is read from FERMATA_SERVER__API_KEY."""
+    from tools import ps as command
+
+    sys.exit(command.run(state, url, os.environ.get(API_KEY), as_json=as_json))
 
 
 def main() -> None:

@@ -1,0 +1,129 @@
+"""`fermata ps` against a scripted server."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tools.ps import run
+from tools.server_file import (
+    ServerFile,
+    read_server_file,
+    remove_server_file,
+    write_server_file,
+)
+
+ENTRY: dict[str, object] = {
+    "id": "req_0123456789abcdefghjkmnpqrs",
+    "state": "decoding",
+    "held_reason": None,
+    "num_prompt_tokens": 1200,
+    "num_cached_tokens": 1203,
+    "num_output_tokens": 4,
+    "max_tokens": 64,
+    "age_ms": 61_500,
+    "solo": False,
+}
+
+
+class Scripted(BaseHTTPRequestHandler):
+    """Answers what `body` says to whoever knows the key."""
+
+    body: bytes = b""
+    key = "secret"
+
+    def do_GET(self) -> None:
+        known = self.headers["Authorization"] == f"Bearer {self.key}"
+        self.send_response(200 if known and self.path == "/v1/requests" else 401)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    Scripted.body = json.dumps({"object": "list", "data": [ENTRY]}).encode()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_server_of_a_state_folder_is_found_and_its_requests_are_a_table(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_server_file(tmp_path, ServerFile(address, os.getpid(), 3))
+    assert run(tmp_path, None, "secret", as_json=False) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["request", "state", "prompt", "cached", "output", "of", "age", "note"]
+    assert row.split() == [ENTRY["id"], "decoding", "1200", "1203", "4", "64", "1m01s"]
+
+
+def test_json_is_the_answer_on_one_line(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, address + "/", "secret", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"object": "list", "data": [ENTRY]}
+
+
+@pytest.mark.parametrize("body", [b"hello", b"[1]"])
+def test_an_answer_that_is_no_object_is_named(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
+) -> None:
+    Scripted.body = body
+    assert run(tmp_path, address, "secret", as_json=False) == 2
+    assert capsys.readouterr().err == (
+        f"fermata ps: what answers at {address} (--url) is no Fermata\n"
+    )
+
+
+def test_a_key_that_is_missing_is_asked_for(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, address, None, as_json=False) == 2
+    assert "wants its API key: set FERMATA_SERVER__API_KEY" in capsys.readouterr().err
+
+
+def test_without_a_server_one_line_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, None, None, as_json=False) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"start one with `fermata serve --state {tmp_path}`" in error
+
+
+def test_what_a_dead_server_left_behind_is_named(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_server_file(tmp_path, ServerFile("http://127.0.0.1:1", 4711, 3))
+    assert run(tmp_path, None, None, as_json=False) == 2
+    assert f"no server answers at http://127.0.0.1:1 (from {tmp_path}, process 4711)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_server_file_is_private_and_comes_back_as_written(tmp_path: Path) -> None:
+    server = ServerFile("http://127.0.0.1:8321", 17, 4)
+    write_server_file(tmp_path, server)
+    assert [path.name for path in tmp_path.iterdir()] == ["server.json"]
+    assert (tmp_path / "server.json").stat().st_mode & 0o777 == 0o600
+    assert read_server_file(tmp_path) == server
+    remove_server_file(tmp_path)
+    remove_server_file(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_server_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "server.json").write_text('{"address": "http://127.0.0.1:1"}')
+    assert run(tmp_path, None, None, as_json=False) == 2
+    assert f"{tmp_path / 'server.json'} cannot be read" in capsys.readouterr().err
