@@ -172,7 +172,8 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
     died = state.limits is not None and not state.stopping
     for request in list(state.requests.values()):
         if request.phase is not Phase.WAITING:
-            back_to_waiting(state, request, "server_started")
+            enter(request, "server_started")
+            back_to_waiting(state, request)
             request.deaths += died
         request.solo = request.deaths >= event.limits.max_deaths
         if request.deaths > event.limits.max_deaths:
@@ -289,14 +290,14 @@ def batch_changed(state: SchedulerState, event: events.BatchChanged) -> None:
 
 def request_retried(state: SchedulerState, event: events.RequestRetried) -> None:
     request = state.get(event.request_id)
+    enter(request, "request_retried")
     request.retries = event.retry
     leave_engine(state, request)
-    back_to_waiting(state, request, "request_retried")
+    back_to_waiting(state, request)
 
 
-def back_to_waiting(state: SchedulerState, request: Request, kind: str) -> None:
+def back_to_waiting(state: SchedulerState, request: Request) -> None:
     """The row is gone, the tokens stay: the request takes its old place in the queue."""
-    enter(request, kind)
     request.num_cached_tokens = 0
     request.reserved_bytes = 0
     request.admitted_ns = 0
