@@ -1,16 +1,20 @@
 """Drives the pure core without a journal, an engine or a clock: a test plays all of them."""
 
 from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
 from journal import events
 from journal.events import AnyEvent, Decision, Limits, ModelFacts, Record
-from scheduler.effects import Effect, effects_of
+from scheduler.effects import Effect, SendTokens, effects_of
 from scheduler.evolve import fold
 from scheduler.invariants import check
 from scheduler.policy import POLICY_VERSION, decide
+from scheduler.request import Request
 from scheduler.state import SchedulerState
+
+E = TypeVar("E", bound=AnyEvent)
 
 LIMITS = Limits(
     max_rows=4,
@@ -70,9 +74,13 @@ class CoreDriver:
 
     def start(self) -> None:
         """Begins a run with a loaded engine."""
-        self.run_id += 1
-        self.step(server_started(self.limits, self.model))
+        self.begin_run()
         self.step(engine_ready(self.model))
+
+    def begin_run(self) -> list[Decision]:
+        """Begins a run whose engine is still loading."""
+        self.run_id += 1
+        return self.step(server_started(self.limits, self.model))
 
     def step(self, *facts: AnyEvent) -> list[Decision]:
         """Folds facts and what `decide` answers, and checks what must hold after every step."""
@@ -87,7 +95,7 @@ class CoreDriver:
         fold(self.state, decided)
         check(self.state)
         self.effects = effects_of(self.state, records + decided)
-        assert all(effect.seq in {r.seq for r in records + decided} for effect in self.effects)
+        check_causes(self.effects, records + decided)
         return decisions
 
     def place(self, source: events.Source, placed: Sequence[AnyEvent]) -> list[Record]:
@@ -118,6 +126,47 @@ class CoreDriver:
             parameters_digest="",
         )
 
+    def number(self, name: str) -> int:
+        """The number of the request with this id, also when it has ended."""
+        for record in self.records:
+            event = record.event
+            if isinstance(event, events.RequestReceived) and event.request_id == name:
+                return event.number
+        raise KeyError(name)
+
+    def request(self, name: str) -> Request:
+        """The open request with this id."""
+        return self.state.requests[self.state.numbers[name]]
+
+    def freed(self, name: str) -> events.KvFreed:
+        """The engine has let the row of this request go."""
+        return events.KvFreed(request_id=name, number=self.number(name), freed_bytes=1)
+
+    def failed(
+        self, name: str, during: Literal["start", "prefill", "decode"] = "decode"
+    ) -> events.EngineFailed:
+        """An exception in this row's work."""
+        return events.EngineFailed(
+            request_id=name, number=self.number(name), during=during, error="boom"
+        )
+
+    def prefill(self) -> None:
+        """Feeds every chunk that is planned, without decode steps between them."""
+        while self.state.chunk is not None:
+            self.step(self.chunk_done())
+
+    def serve(self, *sizes: int) -> list[Decision]:
+        """Receives requests with prompts of these sizes in one step; the decisions that it led to.
+
+        They are named a, b, c and so on.
+        """
+        first = self.state.next_number
+        arrivals = [
+            msgspec.structs.replace(self.receive(size, name="abcdefgh"[i]), number=first + i)
+            for i, size in enumerate(sizes)
+        ]
+        return self.step(*arrivals)
+
     def chunk_done(self) -> events.PrefillChunkDone:
         """The result of the chunk that is planned."""
         chunk = self.state.chunk
@@ -147,6 +196,22 @@ class CoreDriver:
             ended=tuple(ended),
             duration_ns=1,
         )
+
+
+def check_causes(effects: Sequence[Effect], records: Sequence[Record]) -> None:
+    """Every effect names an event of its own step: a decision, or the tokens that it sends."""
+    causes = {record.seq: record for record in records}
+    for effect in effects:
+        cause = causes[effect.seq]
+        if isinstance(effect, SendTokens):
+            assert isinstance(cause.event, events.TokensDecoded)
+        else:
+            assert cause.source == "decision"
+
+
+def only(decisions: Sequence[AnyEvent], kind: type[E]) -> list[E]:
+    """Those of this kind."""
+    return [event for event in decisions if isinstance(event, kind)]
 
 
 def kinds(decisions: Sequence[AnyEvent]) -> list[str]:
