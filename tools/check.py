@@ -58,37 +58,37 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
         raise CheckError(f"{command[0]} is not installed: run `uv sync`") from error
 
 
-def check_format() -> Iterator[Finding]:
-    """Files that the formatter would change."""
-    result = _run("ruff", "format", "--check", ".")
-    for line in result.stdout.splitlines():
-        if line.startswith("Would reformat: "):
-            yield Finding(line.removeprefix("Would reformat: "), 1, "run `ruff format`")
+def _relative(path: str) -> str:
+    return str(Path(path).relative_to(Path.cwd()))
+
+
+def _ruff(*arguments: str) -> Iterator[Finding]:
+    result = _run("ruff", *arguments, "--output-format=json", ".")
     if result.returncode > 1:
         raise CheckError(result.stdout + result.stderr)
+    for entry in json.loads(result.stdout):
+        place = _relative(entry["filename"]), entry["location"]["row"]
+        yield Finding(*place, f"{entry['code']}: {entry['message']}")
+
+
+def check_format() -> Iterator[Finding]:
+    """What the formatter would change."""
+    return _ruff("format", "--check")
 
 
 def check_lint() -> Iterator[Finding]:
     """What the linter says."""
-    result = _run("ruff", "check", "--output-format=json", ".")
-    if result.returncode > 1:
-        raise CheckError(result.stdout + result.stderr)
-    for entry in json.loads(result.stdout):
-        path = str(Path(entry["filename"]).relative_to(Path.cwd()))
-        yield Finding(path, entry["location"]["row"], f"{entry['code']} {entry['message']}")
+    return _ruff("check")
 
 
 def check_types() -> Iterator[Finding]:
     """What the type checker says."""
     result = _run("pyright", "--outputjson", "--pythonpath", sys.executable)
-    try:
-        diagnostics = json.loads(result.stdout)["generalDiagnostics"]
-    except (json.JSONDecodeError, KeyError) as error:
-        raise CheckError(f"pyright: {result.stdout}{result.stderr}") from error
-    for entry in diagnostics:
-        path = str(Path(entry["file"]).relative_to(Path.cwd()))
+    if result.returncode > 1:
+        raise CheckError(f"pyright: {result.stdout}{result.stderr}")
+    for entry in json.loads(result.stdout)["generalDiagnostics"]:
         message = " ".join(entry["message"].split())
-        yield Finding(path, entry["range"]["start"]["line"] + 1, message)
+        yield Finding(_relative(entry["file"]), entry["range"]["start"]["line"] + 1, message)
 
 
 def check_imports() -> Iterator[Finding]:
@@ -100,7 +100,8 @@ def check_imports() -> Iterator[Finding]:
     if not found:
         raise CheckError(f"lint-imports: {result.stdout}{result.stderr}")
     for match in found:
-        path = match["importer"].replace(".", "/") + ".py"
+        module = Path(*match["importer"].split("."))
+        path = str(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
         what = f"imports {match['imported']} against a contract (see `lint-imports`)"
         yield Finding(path, int(match[3]), what)
 

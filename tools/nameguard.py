@@ -35,7 +35,7 @@ def owners_of(
     found: set[str] = set()
     for distribution in distributions or importlib.metadata.distributions():
         files = distribution.files or []
-        if any(len(file.parts) > 1 and file.parts[0] == package for file in files):
+        if any(file.parts[0] == package for file in files):
             found.add(distribution.metadata["Name"])
     return sorted(found - {"mlx-fermata"})
 
