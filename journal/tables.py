@@ -1,0 +1,184 @@
+"""The tables of the journal, as SQLAlchemy Core sees them.
+
+migrations/ makes them; a test compares the two. The columns of the projections are explained in
+journal/views.md, where the views over them are described.
+"""
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+SCHEMA = "0001"
+"""The newest revision in migrations/versions."""
+
+metadata = MetaData()
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("source", Text, CheckConstraint("source IN ('fact', 'decision')"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("request_id", Text),
+    Column("at_ns", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    # The events of one request. Decode steps name no request, so they pay nothing for it.
+    Index("events_of_request", "request_id", sqlite_where=text("request_id IS NOT NULL")),
+    sqlite_strict=True,
+)
+
+step_tokens = Table(
+    "step_tokens",
+    metadata,
+    # The seq of the tokens_decoded whose tokens these are.
+    Column("seq", Integer, primary_key=True),
+    Column("ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary),
+    sqlite_strict=True,
+)
+
+token_ids = Table(
+    "token_ids",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("part", Text, CheckConstraint("part IN ('prompt', 'output')"), primary_key=True),
+    # The index of the first token within its part: an output grows by rows until its end.
+    Column("first_index", Integer, primary_key=True),
+    # The last tokens_decoded that is in here; later step rows of the request are not.
+    Column("through_seq", Integer, nullable=False),
+    Column("ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary),
+    sqlite_strict=True,
+)
+
+request_parameters = Table(
+    "request_parameters",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("state_version", Integer, nullable=False),
+    Column("code_digest", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+
+request = Table(
+    "request",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("request_id", Text, nullable=False, unique=True),
+    Column("client_request_id", Text),
+    Column("model_fingerprint", Text, nullable=False),
+    Column("route", Text, nullable=False),
+    Column("stream", Integer, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("run_id", Integer, nullable=False),
+    Column("received_seq", Integer, nullable=False),
+    Column("received_ns", Integer, nullable=False),
+    Column("queued_ns", Integer),
+    Column("admitted_ns", Integer),
+    Column("prefill_started_ns", Integer),
+    Column("decode_started_ns", Integer),
+    Column("first_token_ns", Integer),
+    Column("ended_ns", Integer),
+    Column("ended_run_id", Integer),
+    Column("ended_seq", Integer),
+    Column("outcome", Text),
+    Column("reason", Text),
+    Column("detail", Text),
+    Column("num_prompt_tokens", Integer, nullable=False),
+    Column("asked_max_tokens", Integer),
+    Column("max_tokens", Integer),
+    Column("num_cached_tokens", Integer),
+    Column("num_prefilled_tokens", Integer, nullable=False),
+    Column("num_output_tokens", Integer),
+    Column("prefill_duration_ns", Integer, nullable=False),
+    Column("reserved_bytes", Integer),
+    Column("num_waiting", Integer),
+    Column("num_admissions", Integer, nullable=False),
+    Column("num_retries", Integer, nullable=False),
+    Column("num_recoveries", Integer, nullable=False),
+    Column("num_deaths", Integer, nullable=False),
+    # A start reads the open requests only, whatever the number of those that ended.
+    Index("request_open", "number", sqlite_where=text("outcome IS NULL")),
+    sqlite_strict=True,
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("first_seq", Integer, nullable=False),
+    Column("started_ns", Integer, nullable=False),
+    Column("ready_ns", Integer),
+    Column("ended_ns", Integer),
+    Column("ended_by", Text),
+    Column("end_reason", Text),
+    Column("process_id", Integer, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("code_digest", Text, nullable=False),
+    Column("model_name", Text, nullable=False),
+    Column("model_fingerprint", Text, nullable=False),
+    Column("engine_nonce", Integer, nullable=False),
+    Column("one_row_only", Integer),
+    Column("load_duration_ns", Integer),
+    Column("platform", Text, nullable=False),
+    Column("blas", Text, nullable=False),
+    Column("sqlite_version", Text),
+    Column("mlx_version", Text),
+    Column("python_version", Text),
+    Column("versions", Text, nullable=False),
+    Column("limits", Text, nullable=False),
+    Column("configuration", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+minute = Table(
+    "minute",
+    metadata,
+    Column("minute", Integer, primary_key=True),
+    Column("num_received", Integer, nullable=False),
+    Column("num_rejected", Integer, nullable=False),
+    Column("num_finished", Integer, nullable=False),
+    Column("num_cancelled", Integer, nullable=False),
+    Column("num_aborted", Integer, nullable=False),
+    Column("num_admitted", Integer, nullable=False),
+    Column("num_chunks", Integer, nullable=False),
+    Column("num_prefilled_tokens", Integer, nullable=False),
+    Column("prefill_duration_ns", Integer, nullable=False),
+    Column("num_decode_steps", Integer, nullable=False),
+    Column("num_decode_rows", Integer, nullable=False),
+    Column("num_output_tokens", Integer, nullable=False),
+    Column("decode_duration_ns", Integer, nullable=False),
+    # Events behind it (decode steps) are counted in memory only, and again after a crash.
+    Column("through_seq", Integer, nullable=False),
+    sqlite_strict=True,
+)
+
+carried_rows = Table(
+    "carried_rows",
+    metadata,
+    # The seq of the state_carried that this file begins with.
+    Column("seq", Integer, primary_key=True),
+    # The open rows of the projections as they were there: a rebuild starts from them.
+    Column("body", Text, nullable=False),
+    sqlite_strict=True,
+)
