@@ -1,0 +1,233 @@
+"""The journal: the single writer of the record of facts and decisions.
+
+It is used from one thread. One step is one transaction: its events, their tokens, and the rows of
+the projections that they change.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from journal import queries, tables
+from journal.codec import encode_event
+from journal.database import Database, Durability, translated
+from journal.events import (
+    Decision,
+    Fact,
+    Record,
+    ServerStarted,
+    TokensDecoded,
+)
+from journal.files import journal_file
+from journal.outputs import Outputs
+from journal.place import Position, Positioned, place
+from journal.projections import Projection
+from journal.rows import Changes, MinuteRow, RequestRow, RunRow
+from journal.statements import (
+    INSERT_EVENT,
+    INSERT_PARAMETERS,
+    INSERT_TOKEN_IDS,
+    PUT_MINUTE,
+    PUT_REQUEST,
+    PUT_RUN,
+    PUT_SNAPSHOT,
+)
+from journal.tokens import NO_ROWS, Logprobs, SideRows
+
+GATHER_STEPS = 512
+CHECKPOINT_COMMITS = 512
+KEPT_SNAPSHOTS = 2
+
+
+class Journal(Positioned):
+    """See the module's text. `last` is the position of the newest event."""
+
+    def __init__(self, database: Database, durability: Durability, gather_steps: int) -> None:
+        self._database = database
+        self._run = database.run
+        self._durability: Durability = durability
+        self._gather_steps = gather_steps
+        self._run_begun = False
+        self._num_commits = 0
+        self._load()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        durability: Durability = "process",
+        gather_steps: int = GATHER_STEPS,
+    ) -> "Journal":
+        """Opens the journal of a state folder (or a file `.db`) for writing, makes it where it is
+        missing and upgrades its schema. `durability` is the least that every commit gets.
+
+        Raises JournalLocked, JournalTooNew, JournalFull, JournalBroken, or JournalError when
+        the folder cannot be written or the file is no journal.
+        """
+        database = Database.open(journal_file(path))
+        try:
+            return cls(database, durability, gather_steps)
+        except BaseException:
+            database.close()
+            raise
+
+    @property
+    def file(self) -> Path:
+        """The database file."""
+        return self._database.file
+
+    def _load(self) -> None:
+        """Takes from the file all that is kept in memory."""
+        with translated(self.file):
+            query = "SELECT seq, step, at_ns, run_id FROM events ORDER BY seq DESC LIMIT 1"
+            newest = self._run(query).fetchone()
+            self.last = Position() if newest is None else Position(*newest)
+            self._projection = Projection()
+            self._load_projection(self._projection)
+            self._outputs = Outputs(self._run, self._gather_steps)
+            self._outputs.load(self._projection.requests)
+
+    def _load_projection(self, projection: Projection) -> None:
+        requests = queries.select_rows(
+            self._run, tables.request, RequestRow, "WHERE outcome IS NULL ORDER BY number"
+        )
+        newest_run = "ORDER BY run_id DESC LIMIT 1"
+        runs = queries.select_rows(self._run, tables.run, RunRow, newest_run)
+        newest_minute = "ORDER BY minute DESC LIMIT 1"
+        minutes = queries.select_rows(self._run, tables.minute, MinuteRow, newest_minute)
+        run = runs[0] if runs else None
+        minute = minutes[0] if minutes else None
+        projection.restore(requests, run, minute, self.last.at_ns)
+        through_seq = minute.through_seq if minute else 0
+        for record in queries.read_records(self._run, through_seq, None):
+            projection.apply(record)
+
+    def commit(
+        self,
+        step: int,
+        at_ns: int,
+        facts: Sequence[Fact],
+        decisions: Sequence[Decision],
+        side: SideRows = NO_ROWS,
+        *,
+        durability: Durability = "process",
+    ) -> list[Record]:
+        """Writes one step and returns its records; seqs follow the order given. The first commit
+        after `open` begins with server_started, which begins a run.
+
+        Raises JournalFull (nothing was written, the same commit can be tried again) or
+        JournalBroken (the process has to end).
+        """
+        assert self._run_begun or isinstance(facts[0], ServerStarted), "server_started comes first"
+        records = place(self.last, step, at_ns, facts, decisions)
+        if self._durability == "power":
+            durability = "power"
+        try:
+            with self._database.transaction(durability):
+                self._write(records, side)
+        except BaseException:
+            # Memory ran ahead of the file, which is as it was.
+            self._load()
+            raise
+        newest = records[-1]
+        self.last = Position(newest.seq, step, at_ns, newest.run_id)
+        self._run_begun = True
+        self._checkpoint_when_due()
+        return records
+
+    def _write(self, records: list[Record], side: SideRows) -> None:
+        self._run(INSERT_EVENT, [_columns(record) for record in records])
+        self._write_side_rows(records, side)
+        for record in records:
+            self._projection.apply(record)
+        changes = self._projection.take_changes(records[-1].seq)
+        if changes is not None:
+            self._write_changes(changes)
+        self._outputs.gather_when_due()
+
+    def _write_side_rows(self, records: list[Record], side: SideRows) -> None:
+        first_seq = records[0].seq
+        if side.prompts:
+            rows = [(name, "prompt", 0, first_seq, ids, None) for name, ids in side.prompts]
+            self._run(INSERT_TOKEN_IDS, rows)
+        if side.parameters:
+            self._run(INSERT_PARAMETERS, list(side.parameters))
+        for index, record in enumerate(records):
+            if isinstance(record.event, TokensDecoded) and any(record.event.counts):
+                tokens = side.tokens[index]
+                requests = self._projection.requests
+                self._outputs.write_step(record.seq, record.event, tokens, requests)
+
+    def _write_changes(self, changes: Changes) -> None:
+        for statement, rows in (
+            (PUT_REQUEST, changes.requests),
+            (PUT_RUN, changes.runs),
+            (PUT_MINUTE, changes.minutes),
+        ):
+            if rows:
+                self._run(statement, [msgspec.structs.astuple(row) for row in rows.values()])
+        for number in changes.ended:
+            self._outputs.end(number)
+
+    def _checkpoint_when_due(self) -> None:
+        self._num_commits += 1
+        if self._num_commits % CHECKPOINT_COMMITS == 0:
+            self._database.checkpoint()
+
+    def read(self, after_seq: int = 0, until_seq: int | None = None) -> Iterator[Record]:
+        """The records after `after_seq`, up to and with `until_seq`, in order."""
+        with translated(self.file):
+            yield from queries.read_records(self._run, after_seq, until_seq)
+
+    def save_snapshot(self, seq: int, state_version: int, code_digest: str, body: bytes) -> None:
+        """Keeps the state as folded through `seq`, and the one before; older ones go."""
+        assert seq <= self.last.seq
+        with self._database.transaction("process"):
+            self._run(PUT_SNAPSHOT, (seq, state_version, code_digest, body))
+            newest = "SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?"
+            self._run(f"DELETE FROM snapshots WHERE seq NOT IN ({newest})", (KEPT_SNAPSHOTS,))
+
+    def latest_snapshot(self, state_version: int, code_digest: str) -> tuple[int, bytes] | None:
+        """The newest snapshot that this code can use, as (seq, body)."""
+        query = (
+            "SELECT seq, body FROM snapshots WHERE state_version = ? AND code_digest = ?"
+            " ORDER BY seq DESC LIMIT 1"
+        )
+        with translated(self.file):
+            row = self._run(query, (state_version, code_digest)).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def prompt_tokens(self, request_id: str) -> "array[int] | None":
+        """The prompt's token ids, or None when they were purged."""
+        with translated(self.file):
+            return queries.prompt_tokens(self._run, request_id)
+
+    def parameters(self, request_id: str) -> bytes | None:
+        """The JSON of the request's parameters, or None when it was purged."""
+        with translated(self.file):
+            return queries.parameters(self._run, request_id)
+
+    def output_tokens(self, request_id: str) -> "tuple[array[int], list[Logprobs] | None]":
+        """The output so far, with log-probabilities when the request asked for them."""
+        with translated(self.file):
+            number = self._projection.numbers.get(request_id)
+            return self._outputs.read(request_id, number).unpacked()
+
+    def gather(self) -> None:
+        """Gathers the output of all open requests; called at a stop."""
+        with self._database.transaction("process"):
+            self._outputs.gather()
+
+    def close(self) -> None:
+        """Gives the file and its lock back."""
+        self._database.close()
+
+
+def _columns(record: Record) -> tuple[object, ...]:
+    """A record as a row of `events`."""
+    kind, request_id, version, body = encode_event(record.event)
+    seq, run_id, step, source, at_ns, _ = msgspec.structs.astuple(record)
+    return (seq, run_id, step, source, kind, request_id, at_ns, version, body)

@@ -1,0 +1,123 @@
+"""The in-memory twin of the journal, for tests: the same methods and assertions, no file."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from journal.database import Durability
+from journal.errors import JournalError
+from journal.events import Decision, Fact, Record, ServerStarted, TokensDecoded
+from journal.journal import KEPT_SNAPSHOTS
+from journal.place import Position, Positioned, place
+from journal.projections import Projection
+from journal.queries import Output
+from journal.rows import MinuteRow, RequestRow, RunRow
+from journal.tokens import ID_BYTES, NO_ROWS, Logprobs, SideRows, unpack_ids
+
+
+class MemoryJournal(Positioned):
+    """See the module's text. `failures` are raised by the next commits, one each, which then
+    write nothing. `commits` counts those that wrote, by durability.
+    """
+
+    def __init__(self) -> None:
+        self.last = Position()
+        self.failures: list[JournalError] = []
+        self.commits: dict[Durability, int] = {"process": 0, "power": 0}
+        self.requests: dict[int, RequestRow] = {}
+        self.runs: dict[int, RunRow] = {}
+        self.minutes: dict[int, MinuteRow] = {}
+        self._records: list[Record] = []
+        self._prompts: dict[str, bytes] = {}
+        self._parameters: dict[str, bytes] = {}
+        self._outputs: dict[str, Output] = {}
+        self._snapshots: list[tuple[int, int, str, bytes]] = []
+        self._projection = Projection()
+        self._run_begun = False
+
+    def reopen(self) -> None:
+        """What a new process does: nothing is lost, and the next commit begins a run."""
+        self._run_begun = False
+
+    def commit(
+        self,
+        step: int,
+        at_ns: int,
+        facts: Sequence[Fact],
+        decisions: Sequence[Decision],
+        side: SideRows = NO_ROWS,
+        *,
+        durability: Durability = "process",
+    ) -> list[Record]:
+        """As `Journal.commit`."""
+        assert self._run_begun or isinstance(facts[0], ServerStarted), "server_started comes first"
+        records = place(self.last, step, at_ns, facts, decisions)
+        if self.failures:
+            raise self.failures.pop(0)
+        self._keep_side_rows(records, side)
+        for record in records:
+            self._projection.apply(record)
+        changes = self._projection.take_changes(records[-1].seq)
+        if changes is not None:
+            self.requests.update(changes.requests)
+            self.runs.update(changes.runs)
+            self.minutes.update(changes.minutes)
+        self._records.extend(records)
+        self.commits[durability] += 1
+        self.last = Position(records[-1].seq, step, at_ns, records[-1].run_id)
+        self._run_begun = True
+        return records
+
+    def _keep_side_rows(self, records: list[Record], side: SideRows) -> None:
+        self._prompts.update(side.prompts)
+        self._parameters.update(side.parameters)
+        for index, record in enumerate(records):
+            event = record.event
+            if isinstance(event, TokensDecoded) and any(event.counts):
+                tokens = side.tokens[index]
+                assert len(tokens.ids) == ID_BYTES * sum(event.counts), "tokens and counts differ"
+                rows = tokens.rows(event.counts)
+                for number, (ids, logprobs) in zip(event.numbers, rows, strict=True):
+                    if ids:
+                        request_id = self._projection.requests[number].request_id
+                        output = self._outputs.setdefault(request_id, Output())
+                        output.add(ids, logprobs, record.seq)
+
+    def read(self, after_seq: int = 0, until_seq: int | None = None) -> Iterator[Record]:
+        """As `Journal.read`."""
+        for record in list(self._records):
+            if record.seq > after_seq and (until_seq is None or record.seq <= until_seq):
+                yield record
+
+    def save_snapshot(self, seq: int, state_version: int, code_digest: str, body: bytes) -> None:
+        """As `Journal.save_snapshot`."""
+        assert seq <= self.last.seq
+        kept = [snapshot for snapshot in self._snapshots if snapshot[0] != seq]
+        kept.append((seq, state_version, code_digest, body))
+        self._snapshots = sorted(kept)[-KEPT_SNAPSHOTS:]
+
+    def latest_snapshot(self, state_version: int, code_digest: str) -> tuple[int, bytes] | None:
+        """As `Journal.latest_snapshot`."""
+        for seq, version, digest, body in reversed(self._snapshots):
+            if (version, digest) == (state_version, code_digest):
+                return seq, body
+        return None
+
+    def prompt_tokens(self, request_id: str) -> "array[int] | None":
+        """As `Journal.prompt_tokens`."""
+        ids = self._prompts.get(request_id)
+        return None if ids is None else unpack_ids(ids)
+
+    def parameters(self, request_id: str) -> bytes | None:
+        """As `Journal.parameters`."""
+        return self._parameters.get(request_id)
+
+    def output_tokens(self, request_id: str) -> "tuple[array[int], list[Logprobs] | None]":
+        """As `Journal.output_tokens`."""
+        return self._outputs.get(request_id, Output()).unpacked()
+
+    def gather(self) -> None:
+        """As `Journal.gather`: there is nothing to gather here."""
+
+    def close(self) -> None:
+        """As `Journal.close`; what was committed can still be read."""
+        self._run_begun = False

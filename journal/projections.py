@@ -1,0 +1,261 @@
+"""The projections: what the views are made of, folded from the events as they are committed.
+
+`Projection` folds records in memory and remembers which rows changed; the journal writes those in
+the transaction of the events. Only open requests are kept. Rows change on phase changes, commits
+and ends; decode steps are counted in memory and written with the next change, or when their minute
+is over. So a decode step costs no row, and after a crash the steps behind the newest
+`through_seq` are counted again.
+"""
+
+from typing import assert_never
+
+from journal import events
+from journal.events import AnyEvent, Record
+from journal.rows import Changes, MinuteRow, RequestRow, RunRow, request_row, run_row
+
+MINUTE_NS = 60_000_000_000
+
+
+class Projection:
+    """The fold. `apply` for each record in order, then `take_changes` once per transaction."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, RequestRow] = {}
+        self.numbers: dict[str, int] = {}
+        self.run: RunRow | None = None
+        self.minute: MinuteRow | None = None
+        self.last_at_ns = 0
+        self._awaiting: set[int] = set()
+        self._changes = Changes()
+        self._changed = False
+
+    def restore(
+        self,
+        requests: list[RequestRow],
+        run: RunRow | None,
+        minute: MinuteRow | None,
+        last_at_ns: int,
+    ) -> None:
+        """Starts from stored rows: the open requests, the newest run and the newest minute."""
+        self.requests = {row.number: row for row in requests}
+        self.numbers = {row.request_id: row.number for row in requests}
+        self._awaiting = {
+            row.number for row in requests if row.phase == "decoding" and row.first_token_ns is None
+        }
+        self.run = run
+        self.minute = minute
+        self.last_at_ns = last_at_ns
+
+    def apply(self, record: Record) -> None:
+        """Folds one record."""
+        minute = self._minute_of(record.at_ns)
+        if isinstance(record.event, events.TokensDecoded):
+            self._tokens_decoded(record, record.event, minute)
+        else:
+            self._changed = True
+            self._apply_change(record, record.event, minute)
+        self.last_at_ns = record.at_ns
+
+    def take_changes(self, through_seq: int) -> Changes | None:
+        """The rows that changed since the last call, or None. `through_seq` is the last seq that
+        was folded.
+        """
+        if not self._changed:
+            return None
+        if self.minute is not None:
+            self.minute.through_seq = through_seq
+            self._changes.minutes[self.minute.minute] = self.minute
+        changes, self._changes, self._changed = self._changes, Changes(), False
+        return changes
+
+    def _minute_of(self, at_ns: int) -> MinuteRow:
+        minute = at_ns // MINUTE_NS
+        if self.minute is None or self.minute.minute != minute:
+            if self.minute is not None:
+                self._changes.minutes[self.minute.minute] = self.minute
+                self._changed = True
+            self.minute = MinuteRow(minute=minute)
+        return self.minute
+
+    def _tokens_decoded(
+        self, record: Record, event: events.TokensDecoded, minute: MinuteRow
+    ) -> None:
+        minute.num_decode_steps += 1
+        minute.num_decode_rows += len(event.numbers)
+        minute.num_output_tokens += sum(event.counts)
+        minute.decode_duration_ns += event.duration_ns
+        if self._awaiting:
+            for number, count in zip(event.numbers, event.counts, strict=True):
+                if count and number in self._awaiting:
+                    self._awaiting.discard(number)
+                    self._touch(number).first_token_ns = record.at_ns
+
+    def _touch(self, number: int) -> RequestRow:
+        row = self.requests[number]
+        self._changes.requests[number] = row
+        self._changed = True
+        return row
+
+    def _find(self, request_id: str) -> RequestRow | None:
+        """The row of an open request, marked as changed. Facts may name one that has ended."""
+        number = self.numbers.get(request_id)
+        return None if number is None else self._touch(number)
+
+    def _apply_change(  # noqa: C901, PLR0912 - the one dispatch over the closed union
+        self, record: Record, event: AnyEvent, minute: MinuteRow
+    ) -> None:
+        """One arm per kind."""
+        match event:
+            case events.ServerStarted():
+                self._server_started(record, event)
+            case events.EngineReady():
+                self._engine_ready(record, event)
+            case events.ServerStopping():
+                self._end_run(record.at_ns, "stopped", event.reason)
+            case events.RequestReceived():
+                self._received(record, event, minute)
+            case events.RequestQueued():
+                self._queued(record, event)
+            case events.RequestRejected():
+                minute.num_rejected += 1
+                self._end(record, event.request_id, "rejected", event.reason, 0)
+            case events.RequestAdmitted():
+                self._admitted(record, event, minute)
+            case events.PrefillChunkPlanned():
+                self._chunk_planned(record, event)
+            case events.PrefillChunkDone():
+                self._chunk_done(event, minute)
+            case events.BatchChanged():
+                self._batch_changed(record, event)
+            case events.RequestRetried():
+                self._retried(event)
+            case events.RequestFinished():
+                minute.num_finished += 1
+                tokens = event.num_output_tokens
+                self._end(record, event.request_id, "finished", event.reason, tokens)
+            case events.RequestCancelled():
+                minute.num_cancelled += 1
+                tokens = event.num_output_tokens
+                self._end(record, event.request_id, "cancelled", event.reason, tokens)
+            case events.RequestAborted():
+                self._aborted(record, event, minute)
+            case (
+                events.StateCarried()
+                | events.PrefillChunkCommitted()
+                | events.KvFreed()
+                | events.EngineFailed()
+                | events.ClientGone()
+                | events.CancelRequested()
+                | events.TokensDecoded()
+            ):
+                pass
+            case _:
+                assert_never(event)
+
+    def _server_started(self, record: Record, event: events.ServerStarted) -> None:
+        """Applies the recovery table: what the dead run had in the engine waits again."""
+        killed = self.run is not None and self.run.ended_by is None
+        if killed:
+            self._end_run(self.last_at_ns, "killed", None)
+        for row in self.requests.values():
+            if row.phase != "waiting":
+                row.phase = "waiting"
+                row.num_recoveries += 1
+                row.num_deaths += int(killed)
+                self._changes.requests[row.number] = row
+        self._awaiting.clear()
+        self.run = run_row(record, event)
+        self._changes.runs[record.run_id] = self.run
+
+    def _engine_ready(self, record: Record, event: events.EngineReady) -> None:
+        assert self.run is not None
+        self.run.ready_ns = record.at_ns
+        self.run.one_row_only = int(event.one_row_only)
+        self.run.load_duration_ns = event.load_ns
+        self.run.model_fingerprint = event.model.fingerprint
+        self._changes.runs[self.run.run_id] = self.run
+
+    def _end_run(self, at_ns: int, ended_by: str, reason: str | None) -> None:
+        assert self.run is not None
+        self.run.ended_ns = at_ns
+        self.run.ended_by = ended_by
+        self.run.end_reason = reason
+        self._changes.runs[self.run.run_id] = self.run
+
+    def _received(self, record: Record, event: events.RequestReceived, minute: MinuteRow) -> None:
+        minute.num_received += 1
+        self.requests[event.number] = request_row(record, event)
+        self.numbers[event.request_id] = event.number
+        self._touch(event.number)
+
+    def _queued(self, record: Record, event: events.RequestQueued) -> None:
+        row = self._find(event.request_id)
+        if row is not None:
+            row.queued_ns = record.at_ns
+            row.max_tokens = event.max_tokens
+            row.num_waiting = event.num_waiting
+
+    def _admitted(self, record: Record, event: events.RequestAdmitted, minute: MinuteRow) -> None:
+        minute.num_admitted += 1
+        row = self._find(event.request_id)
+        if row is not None:
+            row.phase = "prefilling"
+            row.num_admissions += 1
+            row.reserved_bytes = event.reserved_bytes
+            if row.admitted_ns is None:
+                row.admitted_ns = record.at_ns
+                row.num_cached_tokens = event.num_cached_tokens
+
+    def _chunk_planned(self, record: Record, event: events.PrefillChunkPlanned) -> None:
+        row = self._find(event.request_id)
+        if row is not None and row.prefill_started_ns is None:
+            row.prefill_started_ns = record.at_ns
+
+    def _chunk_done(self, event: events.PrefillChunkDone, minute: MinuteRow) -> None:
+        minute.num_chunks += 1
+        minute.num_prefilled_tokens += event.length
+        minute.prefill_duration_ns += event.duration_ns
+        row = self._find(event.request_id)
+        if row is not None:
+            row.num_prefilled_tokens += event.length
+            row.prefill_duration_ns += event.duration_ns
+
+    def _batch_changed(self, record: Record, event: events.BatchChanged) -> None:
+        for number in event.joined:
+            row = self._touch(number)
+            row.phase = "decoding"
+            if row.decode_started_ns is None:
+                row.decode_started_ns = record.at_ns
+            if row.first_token_ns is None:
+                self._awaiting.add(number)
+
+    def _retried(self, event: events.RequestRetried) -> None:
+        row = self._find(event.request_id)
+        if row is not None:
+            row.phase = "waiting"
+            row.num_retries = event.retry
+            self._awaiting.discard(row.number)
+
+    def _aborted(self, record: Record, event: events.RequestAborted, minute: MinuteRow) -> None:
+        minute.num_aborted += 1
+        row = self._find(event.request_id)
+        if row is not None:
+            row.detail = event.detail
+        self._end(record, event.request_id, "aborted", event.reason, event.num_output_tokens)
+
+    def _end(
+        self, record: Record, request_id: str, outcome: str, reason: str, num_output_tokens: int
+    ) -> None:
+        row = self._find(request_id)
+        if row is None:
+            return
+        row.phase = row.outcome = outcome
+        row.reason = reason
+        row.ended_ns = record.at_ns
+        row.ended_run_id = record.run_id
+        row.ended_seq = record.seq
+        row.num_output_tokens = num_output_tokens
+        self._changes.ended.append(row.number)
+        self._awaiting.discard(row.number)
+        del self.requests[row.number]
+        del self.numbers[request_id]

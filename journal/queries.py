@@ -1,0 +1,129 @@
+"""What the writer and readers ask of the file in the same words."""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import CursorResult, Table
+
+from journal import tables
+from journal.codec import decode_event
+from journal.events import AnyEvent, Record, TokensDecoded
+from journal.rows import MinuteRow, RequestRow, RunRow
+from journal.statements import column_names
+from journal.tokens import ID_BYTES, Logprobs, StepTokens, unpack_ids, unpack_logprobs, unpack_rows
+
+Run = Callable[..., CursorResult[*tuple[Any, ...]]]
+"""`exec_driver_sql` of a connection."""
+
+BATCH_EVENTS = 1_000
+"""Events read in one go: bounds the memory and how long a reader holds the log back."""
+
+_RECORDS = (
+    "SELECT seq, run_id, step, source, kind, request_id, at_ns, version, body FROM events"
+    " WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+)
+_MAX_SEQ = 2**63 - 1
+
+Row = TypeVar("Row", RequestRow, RunRow, MinuteRow)
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """A record from a row of `events`. Raises UnreadableEvent."""
+    seq, run_id, step, source, kind, request_id, at_ns, version, body = row
+    event = decode_event(kind, request_id, version, body)
+    return Record(seq, run_id, step, source, at_ns, event)
+
+
+def read_batch(run: Run, after_seq: int, until_seq: int | None) -> list[Record]:
+    """The next records, at most `BATCH_EVENTS`; empty at the end."""
+    last = _MAX_SEQ if until_seq is None else until_seq
+    rows = run(_RECORDS, (after_seq, last, BATCH_EVENTS)).fetchall()
+    return [record_of(row) for row in rows]
+
+
+def read_records(run: Run, after_seq: int, until_seq: int | None) -> Iterator[Record]:
+    """Records after `after_seq`, in batches; no transaction stays open between two of them."""
+    while batch := read_batch(run, after_seq, until_seq):
+        yield from batch
+        after_seq = batch[-1].seq
+
+
+def select_rows(
+    run: Run, table: Table, cls: type[Row], rest: str, values: tuple[object, ...] = ()
+) -> list[Row]:
+    """Rows of a projection as records. `rest` follows the table's name in the statement."""
+    names = [column.name for column in table.columns]
+    result = run(f"SELECT {column_names(table)} FROM {table.name} {rest}", values)
+    return [cls(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
+
+
+def find_request(run: Run, request_id: str) -> RequestRow | None:
+    """The row of a request, or None."""
+    rows = select_rows(run, tables.request, RequestRow, "WHERE request_id = ?", (request_id,))
+    return rows[0] if rows else None
+
+
+def prompt_tokens(run: Run, request_id: str) -> "array[int] | None":
+    """The prompt, or None when it was purged or never stored."""
+    query = "SELECT ids FROM token_ids WHERE request_id = ? AND part = 'prompt'"
+    row = run(query, (request_id,)).fetchone()
+    return None if row is None else unpack_ids(row[0])
+
+
+def parameters(run: Run, request_id: str) -> bytes | None:
+    """The JSON of the parameters, or None when they were purged or never stored."""
+    query = "SELECT body FROM request_parameters WHERE request_id = ?"
+    row = run(query, (request_id,)).fetchone()
+    return None if row is None else row[0]
+
+
+class Output:
+    """The output of a request while it is put together from its parts."""
+
+    def __init__(self) -> None:
+        self.ids = bytearray()
+        self.logprobs: bytearray | None = None
+        self.through_seq = 0
+
+    def add(self, ids: bytes, logprobs: bytes | None, through_seq: int) -> None:
+        """Appends tokens; packed log-probabilities come with all of them or with none."""
+        self.ids += ids
+        if logprobs is not None:
+            self.logprobs = (self.logprobs or bytearray()) + logprobs
+        self.through_seq = through_seq
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+    def unpacked(self) -> "tuple[array[int], list[Logprobs] | None]":
+        """Token ids and, when the request asked for them, log-probabilities."""
+        logprobs = None if self.logprobs is None else unpack_logprobs(bytes(self.logprobs))
+        return unpack_ids(bytes(self.ids)), logprobs
+
+
+def gathered_output(run: Run, request_id: str) -> Output:
+    """What is gathered of a request's output so far."""
+    output = Output()
+    query = (
+        "SELECT ids, logprobs, through_seq FROM token_ids"
+        " WHERE request_id = ? AND part = 'output' ORDER BY first_index"
+    )
+    for ids, logprobs, through_seq in run(query, (request_id,)).fetchall():
+        output.add(ids, logprobs, through_seq)
+    return output
+
+
+def step_tokens(run: Run) -> Iterator[tuple[int, TokensDecoded, StepTokens]]:
+    """The step rows with their seqs and events, oldest first. Their number is bounded by the
+    writer, which gathers them.
+    """
+    query = (
+        "SELECT s.seq, s.ids, s.logprobs, e.kind, e.version, e.body"
+        " FROM step_tokens s JOIN events e USING (seq) ORDER BY s.seq"
+    )
+    for seq, ids, logprobs, kind, version, body in run(query).fetchall():
+        event: AnyEvent = decode_event(kind, None, version, body)
+        assert isinstance(event, TokensDecoded)
+        yield seq, event, StepTokens(ids, unpack_rows(logprobs))

@@ -1,0 +1,150 @@
+"""The rows of the projections, as mutable records whose fields are the columns in their order."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from journal import events
+from journal.events import Record
+
+
+class RequestRow(msgspec.Struct, kw_only=True):
+    """A row of `request`, column by column; journal/views.md says what each is."""
+
+    number: int
+    request_id: str
+    client_request_id: str | None
+    model_fingerprint: str
+    route: str
+    stream: int
+    phase: str
+    run_id: int
+    received_seq: int
+    received_ns: int
+    queued_ns: int | None = None
+    admitted_ns: int | None = None
+    prefill_started_ns: int | None = None
+    decode_started_ns: int | None = None
+    first_token_ns: int | None = None
+    ended_ns: int | None = None
+    ended_run_id: int | None = None
+    ended_seq: int | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+    num_prompt_tokens: int
+    asked_max_tokens: int | None
+    max_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_prefilled_tokens: int = 0
+    num_output_tokens: int | None = None
+    prefill_duration_ns: int = 0
+    reserved_bytes: int | None = None
+    num_waiting: int | None = None
+    num_admissions: int = 0
+    num_retries: int = 0
+    num_recoveries: int = 0
+    num_deaths: int = 0
+
+
+class RunRow(msgspec.Struct, kw_only=True):
+    """A row of `run`: one life of the server process."""
+
+    run_id: int
+    first_seq: int
+    started_ns: int
+    ready_ns: int | None = None
+    ended_ns: int | None = None
+    ended_by: str | None = None
+    end_reason: str | None = None
+    process_id: int
+    policy_version: int
+    code_digest: str
+    model_name: str
+    model_fingerprint: str
+    engine_nonce: int
+    one_row_only: int | None = None
+    load_duration_ns: int | None = None
+    platform: str
+    blas: str
+    sqlite_version: str | None
+    mlx_version: str | None
+    python_version: str | None
+    versions: str
+    limits: str
+    configuration: str
+
+
+class MinuteRow(msgspec.Struct, kw_only=True):
+    """A row of `minute`: what happened in one minute of Unix time."""
+
+    minute: int
+    num_received: int = 0
+    num_rejected: int = 0
+    num_finished: int = 0
+    num_cancelled: int = 0
+    num_aborted: int = 0
+    num_admitted: int = 0
+    num_chunks: int = 0
+    num_prefilled_tokens: int = 0
+    prefill_duration_ns: int = 0
+    num_decode_steps: int = 0
+    num_decode_rows: int = 0
+    num_output_tokens: int = 0
+    decode_duration_ns: int = 0
+    through_seq: int = 0
+
+
+@dataclass(slots=True)
+class Changes:
+    """The rows to write, by key. `ended` are the numbers of the requests that ended."""
+
+    requests: dict[int, RequestRow] = field(default_factory=dict[int, RequestRow])
+    runs: dict[int, RunRow] = field(default_factory=dict[int, RunRow])
+    minutes: dict[int, MinuteRow] = field(default_factory=dict[int, MinuteRow])
+    ended: list[int] = field(default_factory=list[int])
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+def run_row(record: Record, event: events.ServerStarted) -> RunRow:
+    """The row of a run that begins with this record."""
+    return RunRow(
+        run_id=record.run_id,
+        first_seq=record.seq,
+        started_ns=record.at_ns,
+        process_id=event.process_id,
+        policy_version=event.policy_version,
+        code_digest=event.code_digest,
+        model_name=event.model.name,
+        model_fingerprint=event.model.fingerprint,
+        engine_nonce=event.engine_nonce,
+        platform=event.platform,
+        blas=event.blas,
+        sqlite_version=event.versions.get("sqlite"),
+        mlx_version=event.versions.get("mlx"),
+        python_version=event.versions.get("python"),
+        versions=_json(event.versions),
+        limits=_json(event.limits),
+        configuration=_json(event.configuration),
+    )
+
+
+def request_row(record: Record, event: events.RequestReceived) -> RequestRow:
+    """The row of a request that arrives with this record."""
+    return RequestRow(
+        number=event.number,
+        request_id=event.request_id,
+        client_request_id=event.client_request_id,
+        model_fingerprint=event.model_fingerprint,
+        route=event.route,
+        stream=int(event.stream),
+        phase="waiting",
+        run_id=record.run_id,
+        received_seq=record.seq,
+        received_ns=record.at_ns,
+        num_prompt_tokens=event.num_prompt_tokens,
+        asked_max_tokens=event.max_tokens,
+    )

@@ -1,0 +1,34 @@
+"""The statements of the journal, compiled once from the tables.
+
+A compiled statement goes to the driver as it is: building it anew for each commit would cost more
+than the commit.
+"""
+
+from sqlalchemy import Insert, Table, insert
+from sqlalchemy.dialects import sqlite
+
+from journal import tables
+
+_DIALECT = sqlite.dialect(paramstyle="qmark")
+
+
+def _insert(table: Table, prefix: str = "") -> str:
+    statement: Insert = insert(table)
+    if prefix:
+        statement = statement.prefix_with(prefix)
+    return str(statement.compile(dialect=_DIALECT))
+
+
+def column_names(table: Table) -> str:
+    """The columns in their order, for a SELECT."""
+    return ", ".join(column.name for column in table.columns)
+
+
+INSERT_EVENT = _insert(tables.events)
+INSERT_STEP_TOKENS = _insert(tables.step_tokens)
+INSERT_TOKEN_IDS = _insert(tables.token_ids)
+INSERT_PARAMETERS = _insert(tables.request_parameters)
+PUT_SNAPSHOT = _insert(tables.snapshots, "OR REPLACE")
+PUT_REQUEST = _insert(tables.request, "OR REPLACE")
+PUT_RUN = _insert(tables.run, "OR REPLACE")
+PUT_MINUTE = _insert(tables.minute, "OR REPLACE")

@@ -1,0 +1,175 @@
+"""Short ways to make events and journals, shared by the journal's tests."""
+
+from collections.abc import Sequence
+
+from journal.database import Durability
+from journal.events import (
+    BatchChanged,
+    ClientGone,
+    Decision,
+    EngineReady,
+    Fact,
+    Limits,
+    ModelFacts,
+    Record,
+    RequestAdmitted,
+    RequestFinished,
+    RequestQueued,
+    RequestReceived,
+    ServerStarted,
+    TokensDecoded,
+)
+from journal.journal import Journal
+from journal.memory import MemoryJournal
+from journal.tokens import NO_ROWS, Logprobs, SideRows, StepTokens, pack_ids
+
+START_NS = 1_760_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+
+LIMITS = Limits(
+    max_rows=8,
+    max_waiting=1000,
+    token_budget=65536,
+    chunk_tokens=2048,
+    chunk_tokens_beside_rows=64,
+    default_max_tokens=1024,
+    ceiling_bytes=None,
+    max_retries=2,
+    max_deaths=2,
+)
+MODEL = ModelFacts(
+    name="fake",
+    fingerprint="0" * 64,
+    context_tokens=8192,
+    weights_bytes=1_000,
+    kv_bytes_per_token=10,
+    kv_step_tokens=256,
+    window_layers=(),
+    state_bytes=0,
+    transient_bytes_per_token=1,
+)
+
+
+def request_id(number: int) -> str:
+    """The request id that tests give to a request."""
+    return f"req_{number:026d}"
+
+
+def server_started(policy_version: int = 1) -> ServerStarted:
+    return ServerStarted(
+        policy_version=policy_version,
+        code_digest="digest",
+        limits=LIMITS,
+        model=MODEL,
+        engine_nonce=7,
+        configuration={"scheduler.max_rows": 8},
+        platform="test",
+        blas="none",
+        versions={"python": "3.11.0", "sqlite": "3.40.1", "mlx": "0.0.0"},
+        process_id=1,
+    )
+
+
+class Steps:
+    """Commits steps to a journal, one second apart. Every method is one commit."""
+
+    def __init__(self, journal: Journal | MemoryJournal) -> None:
+        self.journal = journal
+        self.batch: tuple[int, ...] = ()
+        self.num_batches = 0
+
+    def commit(
+        self,
+        facts: Sequence[Fact],
+        decisions: Sequence[Decision] = (),
+        side: SideRows = NO_ROWS,
+        durability: Durability = "process",
+    ) -> list[Record]:
+        journal = self.journal
+        at_ns = max(journal.last_at_ns, START_NS) + SECOND_NS
+        step = journal.last_step + 1
+        return journal.commit(step, at_ns, facts, decisions, side, durability=durability)
+
+    def start(self, policy_version: int = 1) -> list[Record]:
+        ready = EngineReady(model=MODEL, one_row_only=False, note="", load_ns=5)
+        return self.commit([server_started(policy_version), ready])
+
+    def receive(self, number: int, prompt: Sequence[int] = (1, 2, 3)) -> list[Record]:
+        name = request_id(number)
+        queued = RequestQueued(request_id=name, max_tokens=100, num_waiting=1)
+        side = SideRows([(name, pack_ids(prompt))], [(name, b'{"route":"chat"}')])
+        return self.commit([received(number, len(prompt))], [queued], side)
+
+    def join(self, *numbers: int) -> list[Record]:
+        """Admits and prefills requests, and lets them decode."""
+        self.batch += numbers
+        self.num_batches += 1
+        decisions: list[Decision] = [admitted(number) for number in numbers]
+        decisions.append(
+            BatchChanged(batch=self.num_batches, numbers=self.batch, joined=numbers, left=())
+        )
+        gone = ClientGone(request_id=request_id(999_999))
+        return self.commit([gone], decisions)
+
+    def decode(
+        self, tokens: dict[int, list[int]], logprobs: dict[int, list[Logprobs]] | None = None
+    ) -> list[Record]:
+        """One decode step of the batch; rows that `tokens` does not name get none."""
+        event, rows = self.decoded(tokens, logprobs or {})
+        return self.commit([event], [], SideRows(tokens={0: rows}))
+
+    def decoded(
+        self, tokens: dict[int, list[int]], logprobs: dict[int, list[Logprobs]]
+    ) -> tuple[TokensDecoded, StepTokens]:
+        event = TokensDecoded(
+            batch=self.num_batches,
+            numbers=self.batch,
+            counts=tuple(len(tokens.get(number, [])) for number in self.batch),
+            ended=(),
+            duration_ns=11,
+        )
+        rows = [(tokens.get(number, []), logprobs.get(number)) for number in self.batch]
+        return event, StepTokens.of(rows)
+
+    def finish(self, number: int, tokens: list[int], num_output_tokens: int) -> list[Record]:
+        """The last decode step of a request, with its end."""
+        event, rows = self.decoded({number: tokens}, {})
+        self.batch = tuple(other for other in self.batch if other != number)
+        self.num_batches += 1
+        end = RequestFinished(
+            request_id=request_id(number),
+            reason="length",
+            num_prompt_tokens=3,
+            num_output_tokens=num_output_tokens,
+        )
+        left = BatchChanged(batch=self.num_batches, numbers=self.batch, joined=(), left=(number,))
+        return self.commit([event], [end, left], SideRows(tokens={0: rows}), "power")
+
+
+def received(number: int, num_prompt_tokens: int = 3) -> RequestReceived:
+    return RequestReceived(
+        request_id=request_id(number),
+        number=number,
+        client_request_id=None,
+        model_fingerprint=MODEL.fingerprint,
+        route="/v1/chat/completions",
+        stream=True,
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=100,
+        seed=1,
+        parameters_digest="d",
+    )
+
+
+def admitted(number: int) -> RequestAdmitted:
+    return RequestAdmitted(
+        request_id=request_id(number),
+        number=number,
+        num_known_tokens=3,
+        num_cached_tokens=0,
+        reserved_bytes=10,
+        in_use_bytes=0,
+        ceiling_bytes=None,
+        num_admitted=1,
+        solo=False,
+    )
