@@ -138,6 +138,7 @@ class Steps:
         self.num_batches += 1
         end = RequestFinished(
             request_id=request_id(number),
+            number=number,
             reason="length",
             num_prompt_tokens=3,
             num_output_tokens=num_output_tokens,
