@@ -97,6 +97,7 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
 
 def request_received(state: SchedulerState, event: events.RequestReceived) -> None:
     assert event.number == state.next_number, "request numbers have no gaps"
+    assert event.request_id not in state.numbers, f"{event.request_id} is given twice"
     state.next_number += 1
     state.requests[event.number] = Request(
         number=event.number,
@@ -128,7 +129,9 @@ def tokens_decoded(state: SchedulerState, event: events.TokensDecoded) -> None:
             request.num_cached_tokens += count
     for row in event.ended:
         request = requests.get(row.number)
-        if request is not None and is_decoding(request, event.batch):
+        if request is None or request.end_reason is not None:
+            continue
+        if is_decoding(request, event.batch):
             request.end_reason = row.reason
             state.endings.append(row.number)
     state.decoded_since_chunk = True
