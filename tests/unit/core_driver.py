@@ -1,6 +1,7 @@
 """Drives the pure core without a journal, an engine or a clock: a test plays all of them."""
 
 from collections.abc import Sequence
+from string import ascii_lowercase
 from typing import Literal, TypeVar
 
 import msgspec
@@ -158,12 +159,13 @@ class CoreDriver:
     def serve(self, *sizes: int) -> list[Decision]:
         """Receives requests with prompts of these sizes in one step; the decisions that it led to.
 
-        They are named a, b, c and so on.
+        Number 1 is named a, number 2 b, and so on.
         """
-        first = self.state.next_number
         arrivals = [
-            msgspec.structs.replace(self.receive(size, name="abcdefgh"[i]), number=first + i)
-            for i, size in enumerate(sizes)
+            msgspec.structs.replace(
+                self.receive(size, name=ascii_lowercase[number - 1]), number=number
+            )
+            for number, size in enumerate(sizes, self.state.next_number)
         ]
         return self.step(*arrivals)
 
