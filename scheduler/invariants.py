@@ -4,6 +4,7 @@
 many wait.
 """
 
+from scheduler.memory import rows_capacity_bytes
 from scheduler.request import OPEN, Phase, Request
 from scheduler.state import SchedulerState
 
@@ -37,6 +38,8 @@ def check(state: SchedulerState) -> None:
     check_cheap(state)
     check_queue(state)
     check_rows(state)
+    check_limits(state)
+    check_chunk(state)
     for request in state.requests.values():
         check_request(state, request)
 
@@ -67,16 +70,35 @@ def check_rows(state: SchedulerState) -> None:
     require(state.reserved_tokens == tokens, "reserved tokens are the rows' upper bounds")
     if any(r.solo for r in rows):
         require(len(rows) == 1, "a request that runs solo is alone")
-    if state.limits is not None:
-        require(len(rows) <= state.limits.max_rows, "rows are at most max_rows")
+
+
+def check_limits(state: SchedulerState) -> None:
+    """The rows keep the limits of the run. Bytes that still leave are still there, and count."""
+    if state.limits is None or state.model is None:
+        return
+    max_rows = 1 if state.one_row_only else state.limits.max_rows
+    require(len(state.admitted) <= max_rows, "rows are at most max_rows")
+    require(
+        len(state.admitted) <= 1 or state.reserved_tokens <= state.limits.token_budget,
+        "rows are within the token budget, unless one is alone",
+    )
+    capacity = rows_capacity_bytes(state.model, state.limits)
+    require(
+        state.reserved_bytes == 0 or capacity is None or state.reserved_bytes <= capacity,
+        "reserved bytes are under the ceiling",
+    )
+
+
+def check_chunk(state: SchedulerState) -> None:
+    """The planned chunk feeds the next tokens of a request that prefills."""
     chunk = state.chunk
-    if chunk is not None:
-        owner = state.requests.get(chunk.number)
-        require(
-            owner is not None and owner.phase is Phase.PREFILLING,
-            "the chunk's request is prefilling",
-        )
-        require(owner is None or chunk.start == owner.num_cached_tokens, "chunks follow each other")
+    if chunk is None:
+        return
+    owner = state.requests.get(chunk.number)
+    if owner is None or owner.phase is not Phase.PREFILLING:
+        raise InvariantBroken("the chunk's request is prefilling")
+    require(chunk.start == owner.num_cached_tokens, "chunks follow each other")
+    require(1 <= chunk.length <= owner.num_prefill_tokens, "chunks end before the last token")
 
 
 def check_request(state: SchedulerState, request: Request) -> None:
