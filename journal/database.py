@@ -1,13 +1,13 @@
 """Connections to a journal's file: how they are opened, and what their failures mean."""
 
 import sqlite3
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, CursorResult, Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -17,6 +17,8 @@ from journal.tables import SCHEMA
 
 Durability = Literal["process", "power"]
 Access = Literal["ro", "rw"]
+Run = Callable[..., CursorResult[*tuple[Any, ...]]]
+"""`exec_driver_sql` of a connection."""
 
 BUSY_TIMEOUT_S = 5.0
 
@@ -87,18 +89,18 @@ def translated(file: Path) -> Generator[None, None, None]:
         raise error_of(error, file) from error
 
 
-def schema_of(connection: Connection) -> str | None:
+def schema_of(run: Run) -> str | None:
     """The revision of the schema, or None when no migration has run. Needs no alembic."""
     query = "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'"
-    if not connection.exec_driver_sql(query).scalar():
+    if not run(query).scalar():
         return None
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    return run("SELECT version_num FROM alembic_version").scalar()
 
 
-def refuse_foreign(connection: Connection, file: Path, found: str | None) -> None:
+def refuse_foreign(run: Run, file: Path, found: str | None) -> None:
     """Raises JournalError for a database with other tables, JournalTooNew for a later schema."""
     if found is None:
-        if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar():
+        if run("SELECT count(*) FROM sqlite_master").scalar():
             raise JournalError(f"{file}: a database, but no journal; choose another folder")
     elif found > SCHEMA:
         raise JournalTooNew(
@@ -111,30 +113,41 @@ def migrate(connection: Connection, file: Path) -> None:
     """Brings the schema to `SCHEMA` in one transaction. Imports alembic (which takes most of a
     second) only when there is something to do.
     """
-    found = schema_of(connection)
-    refuse_foreign(connection, file, found)
-    if found == SCHEMA:
-        return
-    from journal.migration import upgrade
+    run = connection.exec_driver_sql
+    found = schema_of(run)
+    refuse_foreign(run, file, found)
+    # The file was looked at before anything is written into it: this is the first write.
+    for pragma in WRITER_PRAGMAS:
+        run(pragma).close()
+    if found != SCHEMA:
+        from journal.migration import upgrade
 
+        with all_or_nothing(connection):
+            upgrade(connection)
+
+
+@contextmanager
+def all_or_nothing(connection: Connection) -> Generator[None, None, None]:
+    """A transaction that takes the write lock at its begin and is rolled back by any failure."""
+    driver: Any = connection.connection.driver_connection
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
-        upgrade(connection)
-    except BaseException:
-        connection.exec_driver_sql("ROLLBACK")
-        raise
-    connection.exec_driver_sql("COMMIT")
+        yield
+        connection.exec_driver_sql("COMMIT")
+    finally:
+        # SQLite has already rolled back by itself after some errors.
+        if driver.in_transaction:
+            connection.exec_driver_sql("ROLLBACK")
 
 
 class Database:
     """The one connection that writes. All of its statements go through `run`."""
 
-    def __init__(self, file: Path, lock: Lock, engine: Engine, connection: Connection) -> None:
+    def __init__(self, file: Path, connection: Connection, resources: ExitStack) -> None:
         self.file = file
-        self.run = connection.exec_driver_sql
-        self._lock = lock
-        self._engine = engine
+        self.run: Run = connection.exec_driver_sql
         self._connection = connection
+        self._resources = resources
         self._durability: Durability | None = None
 
     @classmethod
@@ -143,25 +156,13 @@ class Database:
         it.
         """
         make_private(file)
-        lock = Lock(file)
-        engine = make_engine(file, "rw")
-        try:
-            with translated(file):
-                connection = engine.connect()
-                try:
-                    # The schema is looked at before anything is written into a foreign file.
-                    refuse_foreign(connection, file, schema_of(connection))
-                    for pragma in WRITER_PRAGMAS:
-                        connection.exec_driver_sql(pragma).close()
-                    migrate(connection, file)
-                except BaseException:
-                    connection.close()
-                    raise
-        except BaseException:
-            engine.dispose()
-            lock.release()
-            raise
-        return cls(file, lock, engine, connection)
+        with translated(file), ExitStack() as stack:
+            stack.callback(Lock(file).release)
+            engine = make_engine(file, "rw")
+            stack.callback(engine.dispose)
+            connection = stack.enter_context(engine.connect())
+            migrate(connection, file)
+            return cls(file, connection, stack.pop_all())
 
     @contextmanager
     def transaction(self, durability: Durability) -> Generator[None, None, None]:
@@ -171,13 +172,8 @@ class Database:
                 # SQLite refuses to change it inside a transaction.
                 self.run(SYNCHRONOUS[durability])
                 self._durability = durability
-            self.run("BEGIN IMMEDIATE")
-            try:
+            with all_or_nothing(self._connection):
                 yield
-                self.run("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
 
     def checkpoint(self) -> int:
         """Copies the log into the file as far as readers allow, and returns how many frames it
@@ -188,14 +184,6 @@ class Database:
             _, num_frames, _ = self.run("PRAGMA wal_checkpoint(PASSIVE)").one()
             return num_frames
 
-    def _roll_back(self) -> None:
-        # SQLite has already rolled back by itself after some errors.
-        driver: Any = self._connection.connection.driver_connection
-        if driver.in_transaction:
-            self.run("ROLLBACK")
-
     def close(self) -> None:
         """Gives file and lock back. SQLite checkpoints as the last connection closes."""
-        self._connection.close()
-        self._engine.dispose()
-        self._lock.release()
+        self._resources.close()

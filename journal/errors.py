@@ -1,4 +1,3 @@
-# ruff: noqa: N818 - the names say what happened, which the suffix Error would not make clearer.
 """What can go wrong with a journal, one class per thing that a caller does differently."""
 
 

@@ -5,7 +5,8 @@ the projections that they change.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -68,11 +69,11 @@ class Journal(Positioned):
         the folder cannot be written or the file is no journal.
         """
         database = Database.open(journal_file(path))
-        try:
-            return cls(database, durability, gather_steps)
-        except BaseException:
-            database.close()
-            raise
+        with ExitStack() as stack:
+            stack.callback(database.close)
+            journal = cls(database, durability, gather_steps)
+            stack.pop_all()
+            return journal
 
     @property
     def file(self) -> Path:
@@ -125,18 +126,24 @@ class Journal(Positioned):
         records = place(self.last, step, at_ns, facts, decisions)
         if self._durability == "power":
             durability = "power"
-        try:
-            with self._database.transaction(durability):
-                self._write(records, side)
-        except BaseException:
-            # Memory ran ahead of the file, which is as it was.
-            self._load()
-            raise
+        with self._loaded_again_after_failure(), self._database.transaction(durability):
+            self._write(records, side)
         newest = records[-1]
         self.last = Position(newest.seq, step, at_ns, newest.run_id)
         self._run_begun = True
         self._checkpoint_when_due()
         return records
+
+    @contextmanager
+    def _loaded_again_after_failure(self) -> Generator[None, None, None]:
+        """What is kept in memory runs ahead of the file while a transaction is written."""
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            if not done:
+                self._load()
 
     def _write(self, records: list[Record], side: SideRows) -> None:
         self._run(INSERT_EVENT, [_columns(record) for record in records])
@@ -218,7 +225,7 @@ class Journal(Positioned):
 
     def gather(self) -> None:
         """Gathers the output of all open requests; called at a stop."""
-        with self._database.transaction("process"):
+        with self._loaded_again_after_failure(), self._database.transaction("process"):
             self._outputs.gather()
 
     def close(self) -> None:

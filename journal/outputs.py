@@ -4,8 +4,9 @@ What is not gathered yet is also kept in memory, by request: gathering reads not
 output of a request is at hand when it is asked for.
 """
 
+from journal.database import Run
 from journal.events import TokensDecoded
-from journal.queries import Output, Run, gathered_output, step_tokens
+from journal.queries import Output, gathered_output, step_tokens
 from journal.rows import RequestRow
 from journal.statements import INSERT_STEP_TOKENS, INSERT_TOKEN_IDS
 from journal.tokens import ID_BYTES, StepTokens, pack_rows

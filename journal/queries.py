@@ -1,28 +1,25 @@
 """What the writer and readers ask of the file in the same words."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import CursorResult, Table
+from sqlalchemy import Table
 
 from journal import tables
 from journal.codec import decode_event
+from journal.database import Run
 from journal.events import AnyEvent, Record, TokensDecoded
 from journal.rows import MinuteRow, RequestRow, RunRow
 from journal.statements import column_names
 from journal.tokens import ID_BYTES, Logprobs, StepTokens, unpack_ids, unpack_logprobs, unpack_rows
 
-Run = Callable[..., CursorResult[*tuple[Any, ...]]]
-"""`exec_driver_sql` of a connection."""
-
 BATCH_EVENTS = 1_000
 """Events read in one go: bounds the memory and how long a reader holds the log back."""
 
-_RECORDS = (
-    "SELECT seq, run_id, step, source, kind, request_id, at_ns, version, body FROM events"
-    " WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-)
+_COLUMNS = "seq, run_id, step, source, kind, request_id, at_ns, version, body"
+_RECORDS = f"SELECT {_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_EVENTS_OF = f"SELECT {_COLUMNS} FROM events WHERE request_id = ? AND seq > ? ORDER BY seq LIMIT ?"
 _MAX_SEQ = 2**63 - 1
 
 Row = TypeVar("Row", RequestRow, RunRow, MinuteRow)
@@ -47,6 +44,11 @@ def read_records(run: Run, after_seq: int, until_seq: int | None) -> Iterator[Re
     while batch := read_batch(run, after_seq, until_seq):
         yield from batch
         after_seq = batch[-1].seq
+
+
+def events_of(run: Run, request_id: str, after_seq: int, limit: int) -> list[Record]:
+    """The events that name a request, from the index over them."""
+    return [record_of(row) for row in run(_EVENTS_OF, (request_id, after_seq, limit)).fetchall()]
 
 
 def select_rows(
@@ -127,3 +129,18 @@ def step_tokens(run: Run) -> Iterator[tuple[int, TokensDecoded, StepTokens]]:
         event: AnyEvent = decode_event(kind, None, version, body)
         assert isinstance(event, TokensDecoded)
         yield seq, event, StepTokens(ids, unpack_rows(logprobs))
+
+
+def output_tokens(run: Run, request_id: str) -> Output:
+    """The output of a request, also what is not gathered yet."""
+    output = gathered_output(run, request_id)
+    row = find_request(run, request_id)
+    if row is None or row.outcome is not None:
+        return output
+    for seq, event, tokens in step_tokens(run):
+        if seq > output.through_seq and row.number in event.numbers:
+            index = event.numbers.index(row.number)
+            ids, logprobs = list(tokens.rows(event.counts))[index]
+            if ids:
+                output.add(ids, logprobs, seq)
+    return output
