@@ -16,7 +16,6 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
-    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -146,7 +145,6 @@ class JournalSettings(Group):
     snapshot_events: int = Field(default=50_000, ge=100)
     gather_steps: int = Field(default=512, ge=1)
     full_wait_ms: int = Field(default=1000, ge=1)
-    housekeeping_s: int = Field(default=60, ge=1)
 
 
 class EngineSettings(Group):
@@ -164,12 +162,17 @@ class ModelSettings(Group):
 
 
 class FakeSettings(Group):
-    """The speed of the model named `fake`, which computes nothing; 0 is as fast as it goes."""
+    """The model named `fake`, which computes nothing.
+
+    Its speeds: 0 is as fast as it goes. `turn_tokens`: it ends its turn with that output token; 0:
+    it never does.
+    """
 
     load_ms: int = Field(default=0, ge=0)
     prefill_tokens_per_s: int = Field(default=0, ge=0)
     step_ms: int = Field(default=0, ge=0)
     context_tokens: int = Field(default=131_072, ge=16)
+    turn_tokens: int = Field(default=256, ge=0)
 
 
 class Settings(BaseSettings):
@@ -200,13 +203,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Command line, then environment, then the file that `load_settings` was given."""
-        assert isinstance(init_settings, InitSettingsSource)
-        given = dict(init_settings.init_kwargs)
-        config_file = given.pop("config_file", None)
-        sources = (InitSettingsSource(settings_cls, given), env_settings)
-        if config_file is None:
-            return sources
-        return (*sources, TomlConfigSettingsSource(settings_cls, cast("Path", config_file)))
+        del dotenv_settings, file_secret_settings  # neither is a source here
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
 
     def limits(self) -> Limits:
         """What `decide` reads, in the form that the journal records."""
@@ -245,11 +243,12 @@ def load_settings(
     """
     if config_file is not None and not config_file.is_file():
         raise ConfigurationError(f"{config_file} is no file: --config takes a TOML file")
-    values = nested(overrides or {})
-    if config_file is not None:
-        values["config_file"] = config_file
+
+    class FileSettings(Settings):
+        model_config = SettingsConfigDict(toml_file=config_file)
+
     try:
-        return Settings(**values)  # pyright: ignore[reportArgumentType]
+        return FileSettings(**nested(overrides or {}))  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
         raise ConfigurationError(explain(error)) from error
     except (SettingsError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""How tokens reach HTTP: one stream per request, read by position, so that it can be taken up again.
+"""How tokens reach HTTP: one stream per request, read by position, so it can be taken up again.
 
 A `RequestStream` lives on the asyncio thread and is touched there only. It keeps all output tokens
 of its request, so any number of readers may follow it, each at its own position, and a slow reader
@@ -12,7 +12,7 @@ asks.
 import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,9 +97,11 @@ class RequestStream:
         return self.parameters.created
 
     async def judged(self) -> Accepted | Rejected:
-        """What was decided at arrival. Raises StreamCut when the server stops before that."""
+        """What was decided at arrival. Raises StreamCut when it ended before it was judged: the
+        server stops, or its client was gone by then.
+        """
         while self.judgement is None:
-            if self.cut:
+            if self.cut or self.end is not None:
                 raise StreamCut(self.request_id)
             await self.changed(None)
         return self.judgement
@@ -148,7 +150,7 @@ class RequestStream:
 
 
 class StreamCut(Exception):
-    """The server stopped before it could answer. The request is unharmed if it was received."""
+    """There will be no answer, since the server stops or the client had left."""
 
 
 class StreamHub:
@@ -163,7 +165,7 @@ class StreamHub:
         self.open: dict[str, RequestStream] = {}
         self.ended: OrderedDict[str, RequestStream] = OrderedDict()
         self.max_lingering = max_lingering
-        self.staged: list[StreamUpdate] = []
+        self.staged: dict[str, StreamUpdate] = {}
 
     def add(self, stream: RequestStream) -> None:
         """Takes a stream in; its id is new."""
@@ -174,21 +176,24 @@ class StreamHub:
         """The stream in memory, open or ended a while ago."""
         return self.open.get(request_id) or self.ended.get(request_id)
 
-    def stage(self, update: StreamUpdate) -> None:
-        """Keeps an update for the flush of this step. Loop thread."""
-        self.staged.append(update)
+    def update(self, request_id: str) -> StreamUpdate:
+        """What this step brings to the stream, to be filled in. Loop thread."""
+        update = self.staged.get(request_id)
+        if update is None:
+            update = self.staged[request_id] = StreamUpdate(request_id)
+        return update
 
     def flush(self) -> None:
-        """Hands over what was staged, with one call. Loop thread."""
+        """Hands over what the step brought, with one call. Loop thread."""
         if not self.staged:
             return
-        updates, self.staged = self.staged, []
+        updates, self.staged = self.staged, {}
         if self.call_soon is None:
-            self.deliver(updates)  # nobody serves: a test or a benchmark, all in one thread
+            self.deliver(updates.values())  # nobody serves: a test, or a benchmark, in one thread
         else:
-            self.call_soon(lambda: self.deliver(updates))
+            self.call_soon(lambda: self.deliver(updates.values()))
 
-    def deliver(self, updates: list[StreamUpdate]) -> None:
+    def deliver(self, updates: Iterable[StreamUpdate]) -> None:
         """Applies one step's updates. A request whose stream nobody opened gets none."""
         for update in updates:
             stream = self.open.get(update.request_id)

@@ -1,4 +1,4 @@
-"""What a model is to the rest of the server: its description, which needs no weights, and its engine.
+"""What a model is to the server: its description, which needs no weights, and its engine.
 
 `describe` reads tokenizer, configuration and the headers of the weight files, so that requests can
 be counted, judged and queued while the weights load; `make_engine` makes the engine that loads

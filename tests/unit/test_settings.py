@@ -1,0 +1,76 @@
+"""Settings: where they come from, which wins, and what a wrong one says."""
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.settings import ConfigurationError, load_settings
+
+
+def test_the_command_line_wins_over_the_environment_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fermata.toml"
+    file.write_text("[scheduler]\nmax_rows = 2\nmax_waiting = 20\nmax_inbox = 200\n")
+    monkeypatch.setenv("FERMATA_SCHEDULER__MAX_ROWS", "3")
+    monkeypatch.setenv("FERMATA_SCHEDULER__MAX_WAITING", "30")
+    settings = load_settings(file, {"scheduler.max_rows": 4, "scheduler.max_waiting": None})
+    group = settings.scheduler
+    assert (group.max_rows, group.max_waiting, group.max_inbox) == (4, 30, 200)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("48GB", 48 * 10**9), ("8GiB", 8 * 2**30), ("1.5 MiB", 3 * 2**19), ("4096", 4096)],
+)
+def test_a_ceiling_is_a_size(text: str, size_bytes: int) -> None:
+    settings = load_settings(overrides={"memory.ceiling": text})
+    assert settings.memory.ceiling == size_bytes
+    assert settings.limits().ceiling_bytes == size_bytes
+
+
+def test_an_automatic_ceiling_is_none_for_now() -> None:
+    assert load_settings(overrides={"memory.ceiling": "auto"}).limits().ceiling_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory.ceiling", "48 apples"),
+        ("memory.ceiling", "0"),
+        ("server.port", 70_000),
+        ("scheduler.max_rows", 0),
+        ("scheduler.max_rws", 1),
+        ("journal.durability", "none"),
+        ("server.heartbeat_form", "loud"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(overrides={name: value})
+    assert name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "fermata.toml"
+    file.write_text("[scheduler\n")
+    for path in (file, tmp_path / "missing.toml"):
+        with pytest.raises(ConfigurationError) as raised:
+            load_settings(path)
+        assert str(path) in str(raised.value)
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERMATA_SCHEDULER__MAX_ROWS", "many")
+    with pytest.raises(ConfigurationError, match=r"scheduler\.max_rows"):
+        load_settings()
+
+
+def test_the_journal_gets_all_settings_but_no_secret() -> None:
+    settings = load_settings(overrides={"server.api_key": "open sesame", "server.port": 0})
+    configuration = settings.configuration()
+    assert configuration["server.port"] == 0
+    assert configuration["scheduler.max_rows"] == settings.scheduler.max_rows
+    assert "open sesame" not in str(configuration)
+    assert configuration["server.api_key"] == "set"
