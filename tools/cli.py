@@ -51,6 +51,20 @@ def ps(
     sys.exit(command.run(state, url, os.environ.get(API_KEY), as_json=as_json))
 
 
+@app.command()
+def replay(
+    journal: Annotated[Path, typer.Argument(help="A state folder, or a journal's file.")],
+) -> None:
+    """Decide a journal again, and show where it comes out differently.
+
+    Exit status: 0 without divergence, 1 with one, 2 for a journal that cannot be read, 3 when only
+    runs of another policy version differ.
+    """
+    from tools import replay as command
+
+    sys.exit(command.run(journal))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:
