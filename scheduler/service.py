@@ -2,20 +2,33 @@
 the loop or the engine: what has to come from them is awaited.
 """
 
+import asyncio
 import secrets
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import msgspec
-
+from journal import events
 from journal.events import Limits, ModelFacts
-from scheduler.engine.model import Tokenizer
+from scheduler.engine.model import ModelDescription, Tokenizer
+from scheduler.history import History
 from scheduler.memory import max_context_tokens
+from scheduler.metrics import Metrics
+from scheduler.run import Ended, Exit, Run
 from scheduler.settings import Settings
-from scheduler.streams import Arrival, RequestStream
+from scheduler.state import SchedulerState
+from scheduler.streams import Arrival, RequestStream, StreamHub
+from scheduler.views import RequestView, ServerView, view_open, view_server
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32 in lower case: nothing in it is mistaken for another letter."""
+
+RETRY_AFTER_S = 5
+READERS = 2
+"""Threads that read the journal for HTTP."""
 
 T = TypeVar("T")
 
@@ -23,21 +36,10 @@ T = TypeVar("T")
 class Saturated(Exception):
     """The server cannot take a request now: a 503. `retry_after_s` is when to come again."""
 
-    def __init__(self, reason: str, retry_after_s: int) -> None:
+    def __init__(self, reason: str, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Why the scheduler ended: the process's exit status, and one line for people if it is not 0.
-
-    0 clean, 1 a bug, 2 the model cannot be loaded, 3 the journal is broken, 4 the engine died.
-    """
-
-    status: int
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +57,6 @@ class ServedModel:
         return max_context_tokens(self.facts, self.limits)
 
 
-class RequestView(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as people see it. `state` is its phase; times are Unix nanoseconds, ages
-    milliseconds. `reason` and `detail` say how it ended.
-    """
-
-    id: str
-    client_request_id: str | None
-    route: str
-    model_fingerprint: str
-    state: str
-    held_reason: str | None
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int
-    max_tokens: int
-    reserved_bytes: int
-    received_at_ns: int
-    admitted_at_ns: int | None
-    ended_at_ns: int | None
-    age_ms: int
-    retries: int
-    deaths: int
-    solo: bool
-    reason: str | None
-    detail: str | None
-
-
-class ServerView(msgspec.Struct, frozen=True, kw_only=True):
-    """All open requests and what they take, as of one boundary between two steps."""
-
-    run_id: int
-    step: int
-    now_ns: int
-    engine_ready: bool
-    stopping: bool
-    requests: list[RequestView]
-    num_waiting: int
-    num_held: int
-    num_admitted: int
-    batch: int
-    batch_rows: int
-    reserved_bytes: int
-    leaving_bytes: int
-    weights_bytes: int
-    ceiling_bytes: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """What /ready says. `reason` is empty when it is ready."""
@@ -114,10 +69,28 @@ class Readiness:
 
 
 class Service:
-    """See the module's text. Made by `scheduler.wiring.build`; `start` comes after the listening."""
+    """See the module's text. Made by `scheduler.wiring.build`; `start` comes after listening."""
 
-    settings: Settings
-    served: ServedModel | None
+    def __init__(self, settings: Settings, run: Run, hub: StreamHub, history: History) -> None:
+        self.settings = settings
+        self.served: ServedModel | None = None
+        self._run = run
+        self._hub = hub
+        self._history = history
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fermata-reader")
+        self._described = asyncio.Event()
+        self._has_ended = asyncio.Event()
+        self._exit = Exit(0)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the loop has counted. Only to be read."""
+        return self._run.loop.metrics
+
+    @property
+    def run_id(self) -> int:
+        """The number of this run in the journal; 0 before its first step."""
+        return self._run.run_id
 
     def new_request_id(self) -> str:
         """`req_` and 26 random characters."""
@@ -125,42 +98,128 @@ class Service:
 
     def start(self) -> None:
         """Begins the run: model description, recovery's first step, engine. Returns at once."""
+        call_soon = asyncio.get_running_loop().call_soon_threadsafe
+        self._hub.call_soon = call_soon
+        self._run.on_described = lambda model: call_soon(self._take_model, model)
+        self._run.on_ready = lambda facts: call_soon(self._take_facts, facts)
+        self._run.on_ended = lambda outcome: call_soon(self._end, outcome)
+        threading.Thread(target=self._run.main, name="fermata-loop").start()
 
     def stop(self, reason: str) -> None:
         """A clean stop, also from a signal handler; a second call stops at once."""
+        self._run.stop(reason)
 
     async def ended(self) -> Exit:
         """Returns when the scheduler has ended, whoever wanted it; all streams are cut by then."""
+        await self._has_ended.wait()
+        return self._exit
 
     async def served_model(self, timeout_s: float) -> ServedModel | None:
         """The model as soon as it is described; null when that takes longer than the timeout."""
+        if self.served is None:
+            try:
+                await asyncio.wait_for(self._described.wait(), timeout_s)
+            except TimeoutError:
+                return None
+        return self.served
 
     def submit(self, arrival: Arrival) -> RequestStream:
         """Hands a request to the scheduler. Await `judged()` for its answer.
 
-        Raises Saturated when the inbox is full, the journal cannot be written, or the server
-        stops.
+        Raises Saturated when the inbox is full, the journal has no space, or the server stops.
         """
+        assert self.served is not None, "a prompt is counted with the model's tokenizer"
+        run = self._run
+        if run.is_stopping:
+            raise Saturated("server_stopping")
+        if run.loop.full:
+            raise Saturated("journal_full")
+        if not run.sensors.has_room():
+            raise Saturated("inbox_full")
+        stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
+        self._hub.add(stream)
+        run.sensors.arrive(arrival)
+        return stream
 
     def cancel(self, request_id: str) -> None:
         """Ends the request, if it is open. The stream says when it has ended."""
+        self._run.sensors.wish(events.CancelRequested(request_id=request_id))
 
     def client_gone(self, request_id: str) -> None:
         """The request's connection is lost."""
+        self._run.sensors.wish(events.ClientGone(request_id=request_id))
 
     async def find(self, request_id: str) -> RequestStream | None:
         """The request's stream: the live one, or one rebuilt from the journal, as long as its
         tokens are kept.
         """
+        stream = self._hub.find(request_id)
+        if stream is not None:
+            return stream
+        return await self._read(lambda: self._history.stream(request_id))
 
     async def view(self) -> ServerView:
-        """All open requests, consistent: as of one boundary between two steps."""
+        """All open requests, consistent: as of one boundary between two steps. Raises Saturated."""
+        return await self._ask(lambda state: view_server(state, time.time_ns()))
 
     async def view_request(self, request_id: str) -> RequestView | None:
         """One request: as it is now, or as the journal shows it when it has ended."""
 
+        def look(state: SchedulerState) -> RequestView | None:
+            request = state.find(request_id)
+            if request is None or request.number in state.arrivals:
+                return None
+            return view_open(request, time.time_ns())
+
+        view = await self._ask(look)
+        return view or await self._read(lambda: self._history.view(request_id))
+
     async def events(self, request_id: str, after_seq: int, limit: int) -> list[dict[str, object]]:
         """The request's events, in order: `seq`, `step`, `source`, `kind`, `at_ns` and `body`."""
+        return await self._read(lambda: self._history.events(request_id, after_seq, limit))
 
     def readiness(self) -> Readiness:
         """Whether it takes requests, and whether the loop goes on while work waits."""
+        run = self._run
+        age_ms = (time.monotonic_ns() - run.loop.last_step_ns) // 1_000_000
+        loading = self.served is None or not run.state.engine_ready
+        work_waits = bool(run.state.admitted or run.state.waiting or run.sensors.inbox)
+        reason = ""
+        if run.is_stopping:
+            reason = "server_stopping"
+        elif run.loop.full:
+            reason = "journal_full"
+        elif loading:
+            reason = "model_loading"
+        elif work_waits and age_ms > self.settings.server.ready_limit_ms:
+            reason = f"no step for {age_ms} ms while work waits"
+        return Readiness(not reason, reason, age_ms, work_waits, loading)
+
+    async def _ask(self, question: Callable[[SchedulerState], T]) -> T:
+        """The loop's answer, given between two steps."""
+        answer: Future[T] = Future()
+        try:
+            self._run.ask(lambda state: answer.set_result(question(state)))
+        except Ended as error:
+            raise Saturated("server_stopping") from error
+        return await asyncio.wrap_future(answer)
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """What a read of the journal gives, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
+    def _take_model(self, model: ModelDescription) -> None:
+        limits = self.settings.limits()
+        self.served = ServedModel(model.name, model.tokenizer, model.facts, limits, model.blas)
+        self._described.set()
+
+    def _take_facts(self, facts: ModelFacts) -> None:
+        assert self.served is not None
+        self.served = replace(self.served, facts=facts)
+
+    def _end(self, outcome: Exit) -> None:
+        self._exit = outcome
+        self._hub.cut_all()
+        self._readers.shutdown(wait=False)
+        self._history.close()
+        self._has_ended.set()

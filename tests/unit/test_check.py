@@ -180,8 +180,8 @@ def test_a_test_that_asserts_nothing_is_found() -> None:
 def test_a_handler_of_everything_is_found(caught: str) -> None:
     text = f"try: f()\n{caught} g()\n"
     assert found(habits.check_handlers, {"a.py": text}) == ["a.py:2: catches every exception"]
-    assert found(habits.check_handlers, {"scheduler/loop.py": text + text}) == [
-        "scheduler/loop.py:4: catches every exception"
+    assert found(habits.check_handlers, {"scheduler/run.py": text + text}) == [
+        "scheduler/run.py:4: catches every exception"
     ]
 
 

@@ -13,7 +13,7 @@ BROAD = ("Exception", "BaseException")
 
 # Where catching everything is right, and how often: at the loop's one edge, any error of ours ends
 # the process in a way that the journal explains.
-EDGES = {"scheduler/loop.py": 1}
+EDGES = {"scheduler/run.py": 1}
 
 
 def _asserts(function: Function) -> bool:

@@ -1,0 +1,228 @@
+"""The loop: one thread, the only writer of the state and of the journal.
+
+A step is: collect facts, fold them, decide, commit, fold the decisions, perform the effects. What
+is performed carries the seq of a committed event; a step without facts is not taken.
+"""
+
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from journal import events
+from journal.database import Durability
+from journal.errors import JournalFull
+from journal.events import Decision, Record
+from journal.journal import Journal
+from journal.place import Position, place
+from journal.tokens import NO_ROWS, SideRows
+from scheduler import effects
+from scheduler.effects import Effect, effects_of
+from scheduler.engine import base
+from scheduler.engine.base import Engine
+from scheduler.evolve import fold
+from scheduler.invariants import check_cheap
+from scheduler.known import KnownRequest
+from scheduler.metrics import Metrics
+from scheduler.policy import decide
+from scheduler.recovery import Recovered, code_digest, encode_state
+from scheduler.sensors import MAX_EVENTS, Collected, Sensors
+from scheduler.settings import Settings
+from scheduler.state import STATE_VERSION
+from scheduler.streams import Accepted, Rejected, StreamEnd
+
+
+class StopNow(Exception):
+    """The loop is to end while it waits for space in the journal."""
+
+
+class Loop:
+    """See the module's text. `step` is called by one thread only; `full` is read by others."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Journal,
+        recovered: Recovered,
+        sensors: Sensors,
+        wait_for_space: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self.journal = journal
+        self.state = recovered.state
+        self.known = recovered.known
+        self.hub = recovered.hub
+        self.sensors = sensors
+        self.wait_for_space = wait_for_space
+        self.metrics = Metrics()
+        self.engine: Engine | None = None
+        self.full = False
+        self.last_step_ns = time.monotonic_ns()
+        self.snapshot_seq = recovered.snapshot_seq
+
+    def begin(self, started: events.ServerStarted, engine: Engine) -> None:
+        """The first step of a run, and the start of its engine."""
+        self.engine = engine
+        self.take(Collected(facts=[started]))
+        engine.start(self.sensors.deliver)
+
+    def step(self) -> bool:
+        """One step, if there is a fact. Raises EngineDeath, JournalBroken and StopNow."""
+        collected = self.sensors.collect(self.state)
+        if not collected.facts:
+            return False
+        self.take(collected)
+        return True
+
+    def take(self, collected: Collected) -> None:
+        """The step that these facts make."""
+        began_ns = time.monotonic_ns()
+        state = self.state
+        at_ns = max(state.now_ns, time.time_ns())
+        before = Position(state.seq, state.step, state.now_ns, state.run_id)
+        fold(state, place(before, state.step + 1, at_ns, collected.facts, ()))
+        decisions = decide(state)
+        records = self.commit(state.step, at_ns, collected, decisions)
+        fold(state, records[len(collected.facts) :])
+        check_cheap(state)
+        self.receive(collected)
+        self.perform(effects_of(state, records), records, collected)
+        self.observe(records, began_ns)
+        self.keep_up()
+
+    def commit(
+        self, step: int, at_ns: int, collected: Collected, decisions: list[Decision]
+    ) -> list[Record]:
+        """Commits the step. While the disk is full it is tried again; nothing else happens."""
+        assert len(collected.facts) + len(decisions) <= MAX_EVENTS, "a step is bounded"
+        side = side_rows(collected, decisions)
+        durability = self.durability(decisions)
+        while True:
+            try:
+                records = self.journal.commit(
+                    step, at_ns, collected.facts, decisions, side, durability=durability
+                )
+            except JournalFull:
+                self.full = True
+                self.metrics.journal_full_waits += 1
+                self.wait_for_space()
+            else:
+                self.full = False
+                assert records[len(collected.facts) - 1].seq == self.state.seq
+                return records
+
+    def durability(self, decisions: list[Decision]) -> Durability:
+        """An end must survive the machine's death: its client may act on it."""
+        if any(isinstance(decision, events.RequestFinished) for decision in decisions):
+            return "power"
+        return self.settings.journal.durability
+
+    def receive(self, collected: Collected) -> None:
+        """Keeps what the committed facts brought beside their counts: prompts, output tokens."""
+        for arrival in collected.arrivals:
+            number = self.state.numbers.get(arrival.request_id)
+            if number is not None:
+                self.known.add(
+                    KnownRequest(
+                        number=number,
+                        request_id=arrival.request_id,
+                        num_prompt_tokens=len(arrival.prompt),
+                        tokens=arrival.prompt,
+                        parameters=arrival.parameters,
+                    )
+                )
+        for row in collected.rows:
+            if row.token_ids:
+                self.known.append(row.number, row.token_ids)
+
+    def perform(self, todo: list[Effect], records: list[Record], collected: Collected) -> None:
+        """Performs the effects of a committed step, then hands the streams their news at once."""
+        first_seq, last_seq = records[0].seq, records[-1].seq
+        assert last_seq <= self.journal.last_seq, "effects come after the commit"
+        for effect in todo:
+            assert first_seq <= effect.seq <= last_seq, f"no event of this step caused {effect}"
+            self.perform_one(effect, collected)
+        self.hub.flush()
+        if collected.rows:
+            self.submit(base.ReleaseStep())
+
+    def perform_one(self, effect: Effect, collected: Collected) -> None:
+        """One arm per effect."""
+        match effect:
+            case effects.SendTokens():
+                self.send_tokens(collected)
+            case effects.StartRow():
+                self.start_row(effect)
+            case effects.RunChunk():
+                self.submit(base.RunChunk(effect.number, effect.chunk, effect.start, effect.length))
+            case effects.SetBatch():
+                self.submit(base.SetBatch(effect.batch, effect.numbers))
+            case effects.DropRow():
+                self.submit(base.DropRow(effect.number))
+            case effects.AcceptRequest():
+                self.hub.update(effect.request_id).judgement = Accepted(effect.max_tokens)
+            case effects.RejectRequest():
+                self.hub.update(effect.request_id).judgement = Rejected(effect.event)
+            case effects.EndRequest():
+                self.end_request(effect)
+            case _:
+                assert_never(effect)
+
+    def submit(self, command: base.EngineCommand) -> None:
+        """A command to the engine, which `begin` has set."""
+        assert self.engine is not None
+        self.engine.submit(command)
+
+    def start_row(self, effect: effects.StartRow) -> None:
+        request = self.state.requests[effect.number]
+        self.known.row_ids[effect.number] = effect.request_id
+        self.submit(self.known.by_number[effect.number].start_row(effect, request.max_tokens))
+
+    def send_tokens(self, collected: Collected) -> None:
+        """The committed tokens of this step go to their streams."""
+        for row in collected.rows:
+            if row.token_ids:
+                update = self.hub.update(self.known.by_number[row.number].request_id)
+                update.token_ids = row.token_ids
+                update.logprobs = row.logprobs
+
+    def end_request(self, effect: effects.EndRequest) -> None:
+        known = self.known.end(effect.request_id)
+        if known is not None and known.number not in self.state.leaving:
+            self.known.row_ids.pop(known.number, None)
+        self.hub.update(effect.request_id).end = StreamEnd(
+            kind=effect.outcome,
+            reason=effect.reason,
+            detail=effect.detail,
+            num_prompt_tokens=0 if known is None else known.num_prompt_tokens,
+            num_output_tokens=effect.num_output_tokens,
+        )
+
+    def observe(self, records: list[Record], began_ns: int) -> None:
+        """Counts what the step was."""
+        now_ns = time.monotonic_ns()
+        self.last_step_ns = now_ns
+        self.metrics.count(self.state, records)
+        self.metrics.step_ns.observe(now_ns - began_ns)
+
+    def keep_up(self) -> None:
+        """Saves a snapshot every so many events."""
+        if self.state.seq - self.snapshot_seq >= self.settings.journal.snapshot_events:
+            self.save_snapshot()
+
+    def save_snapshot(self) -> None:
+        """Keeps the state, so that the next start folds what comes after it."""
+        state = self.state
+        self.snapshot_seq = state.seq
+        self.journal.save_snapshot(state.seq, STATE_VERSION, code_digest(), encode_state(state))
+
+
+def side_rows(collected: Collected, decisions: list[Decision]) -> SideRows:
+    """The side rows of a step, most often the tokens of a decode step alone."""
+    if not collected.arrivals and not collected.rows:
+        return NO_ROWS
+    rejected = frozenset(
+        decision.request_id
+        for decision in decisions
+        if isinstance(decision, events.RequestRejected)
+    )
+    return collected.side_rows(rejected)

@@ -1,0 +1,106 @@
+"""Plain numbers that the loop counts and others only read: HTTP shows them at /metrics."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from journal import events
+from journal.events import AnyEvent, Record
+from scheduler.state import SchedulerState
+
+STEP_BOUNDS_NS = (
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    50_000_000,
+    250_000_000,
+    1_000_000_000,
+)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """`counts[i]` observations up to `bounds[i]`, each counted once; the last are above all."""
+
+    bounds: tuple[int, ...]
+    counts: list[int] = field(default_factory=list[int])
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: int) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counts since the process began, except where a name says otherwise.
+
+    `requests_ended` counts by outcome and reason, as in "finished:length" or
+    "rejected:queue_full". `prefilled_tokens` are those that the engine fed, also again;
+    `step_ns` is what scheduler and journal took for a step. Gauges: `num_waiting` (held ones with
+    them), `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`.
+    """
+
+    requests_received: int = 0
+    requests_ended: Counter[str] = field(default_factory=Counter[str])
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    output_tokens: int = 0
+    retries: int = 0
+    steps: int = 0
+    events: int = 0
+    journal_full_waits: int = 0
+    snapshots: int = 0
+    decode_ns: int = 0
+    step_ns: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_NS))
+    num_waiting: int = 0
+    num_admitted: int = 0
+    batch_rows: int = 0
+    reserved_bytes: int = 0
+    active_bytes: int = 0
+
+    def count(self, state: SchedulerState, records: Sequence[Record]) -> None:
+        """Takes a committed step into account."""
+        self.steps += 1
+        self.events += len(records)
+        for record in records:
+            match record.event:
+                case events.TokensDecoded(counts=counts, duration_ns=duration_ns):
+                    self.output_tokens += sum(counts)
+                    self.decode_ns += duration_ns
+                case events.PrefillChunkDone(length=length, active_bytes=active_bytes):
+                    self.prefilled_tokens += length
+                    self.active_bytes = active_bytes
+                case events.RequestReceived(num_prompt_tokens=num_prompt_tokens):
+                    self.requests_received += 1
+                    self.prompt_tokens += num_prompt_tokens
+                case events.RequestRetried():
+                    self.retries += 1
+                case event:
+                    self.count_end(event)
+        self.num_waiting = len(state.waiting) + len(state.held)
+        self.num_admitted = len(state.admitted)
+        self.batch_rows = len(state.batch_rows)
+        self.reserved_bytes = state.reserved_bytes
+
+    def count_end(self, event: AnyEvent) -> None:
+        """Counts the event if it is an end."""
+        match event:
+            case events.RequestFinished():
+                self.requests_ended[f"finished:{event.reason}"] += 1
+            case events.RequestCancelled():
+                self.requests_ended[f"cancelled:{event.reason}"] += 1
+            case events.RequestAborted():
+                self.requests_ended[f"aborted:{event.reason}"] += 1
+            case events.RequestRejected():
+                self.requests_ended[f"rejected:{event.reason}"] += 1
+            case _:
+                pass

@@ -1,0 +1,250 @@
+"""The life of one run, on the loop's thread: describe the model, take the first step, go on until
+a stop or a failure, drain, close. Its outcome is the process's exit status.
+"""
+
+import importlib.metadata
+import os
+import platform
+import secrets
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import structlog
+
+from journal.errors import JournalBroken, JournalFull
+from journal.events import ModelFacts, ServerStarted
+from journal.journal import Journal
+from scheduler.engine.base import Engine
+from scheduler.engine.model import ModelDescription, ModelError, ModelSource
+from scheduler.loop import Loop, StopNow
+from scheduler.policy import POLICY_VERSION
+from scheduler.recovery import Recovered, code_digest
+from scheduler.sensors import EngineDeath, Sensors
+from scheduler.settings import Settings
+from scheduler.state import SchedulerState
+
+MAX_QUESTIONS = 256
+"""Questions about the state that wait for the loop at most."""
+
+DISTRIBUTIONS = ("mlx-fermata", "mlx", "mlx-lm", "sqlalchemy", "msgspec")
+NONCE_BITS = 62
+"""A nonce fits SQLite's and JSON's integers with room to spare."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Why the scheduler ended: the process's exit status, and one line for people if it is not 0.
+
+    0 clean, 1 a bug, 2 the model cannot be loaded, 3 the journal is broken, 4 the engine died.
+    """
+
+    status: int
+    message: str = ""
+
+
+class Ended(Exception):
+    """The scheduler has ended, or has too many questions to answer: nothing more is taken."""
+
+
+Question = Callable[[SchedulerState], None]
+
+
+class Run:
+    """See the module's text. `main` is the thread's body; other methods say who calls them.
+
+    `on_described` and `on_ready` tell HTTP about the model; `on_ended` is the last thing that
+    happens, when all streams are cut. They are called on the loop's thread.
+    """
+
+    def __init__(
+        self, settings: Settings, source: ModelSource, journal: Journal, recovered: Recovered
+    ) -> None:
+        self.settings = settings
+        self.source = source
+        self.journal = journal
+        self.state = recovered.state
+        self.sensors = Sensors(recovered.known, settings.scheduler.max_inbox)
+        self.loop = Loop(settings, journal, recovered, self.sensors, self.wait_for_space)
+        self.engine: Engine | None = None
+        self.description: Future[ModelDescription] = Future()
+        self.questions: deque[Question] = deque()
+        self.stop_now = threading.Event()
+        self.stop_deadline_ns: int | None = None
+        self.begun = False
+        self.closed = False
+        self.on_described: Callable[[ModelDescription], object] = ignore
+        self.on_ready: Callable[[ModelFacts], object] = ignore
+        self.on_ended: Callable[[Exit], object] = ignore
+
+    # Any thread
+
+    @property
+    def run_id(self) -> int:
+        """The number of this run in the journal; 0 before its first step."""
+        return self.state.run_id if self.begun else 0
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was asked for, or the end has come by itself."""
+        return self.closed or self.sensors.stop_reason is not None
+
+    def ask(self, question: Question) -> None:
+        """Puts a question that the loop answers between two steps. Raises Ended."""
+        if self.closed or len(self.questions) >= MAX_QUESTIONS:
+            raise Ended
+        self.questions.append(question)
+        self.sensors.wake.set()
+
+    def stop(self, reason: str) -> None:
+        """A clean stop; the second call is a stop at once."""
+        if self.sensors.stop_reason is None:
+            limit_ns = self.settings.server.drain_limit_ms * 1_000_000
+            self.stop_deadline_ns = time.monotonic_ns() + limit_ns
+            self.sensors.stop(reason)
+        else:
+            self.stop_now.set()
+            self.sensors.wake.set()
+
+    # The loop's thread
+
+    def main(self) -> None:
+        """The thread's body: from the description to the end, whatever it is."""
+        outcome = self.outcome()
+        self.closed = True
+        if self.engine is not None:
+            self.engine.stop()
+        self.journal.close()
+        log.info("scheduler ended", status=outcome.status, message=outcome.message)
+        self.on_ended(outcome)
+
+    def outcome(self) -> Exit:
+        """The run, and how it ended."""
+        try:
+            self.serve()
+        except ModelError as error:
+            return Exit(2, str(error))
+        except EngineDeath as death:
+            return Exit(2 if death.while_loading else 4, f"the engine died: {death}")
+        except JournalBroken as error:
+            return Exit(3, str(error))
+        except Exception as error:  # the loop's one edge: a bug ends the process, and says so
+            log.exception("the scheduler has a bug")
+            return Exit(1, f"the scheduler has a bug: {error!r}")
+        return Exit(0)
+
+    def serve(self) -> None:
+        """Everything between the start and a clean end."""
+        threading.Thread(target=self.describe, name="fermata-describe", daemon=True).start()
+        while not self.description.done():
+            if self.sensors.stop_reason is not None:
+                return
+            self.pause()
+        description = self.description.result()
+        nonce = secrets.randbits(NONCE_BITS)
+        self.engine = self.source.make_engine(description, nonce)
+        try:
+            self.loop.begin(server_started(self.settings, description, nonce), self.engine)
+            self.begun = True
+            self.on_described(description)
+            self.go_on()
+            self.journal.gather()
+            self.loop.save_snapshot()
+        except StopNow:
+            log.warning("stopped while the journal had no space")
+        except JournalFull:
+            log.warning("no space for a snapshot: the next start folds more events")
+
+    def go_on(self) -> None:
+        """Steps until a stop has come to its end."""
+        was_ready = False
+        while not self.is_over():
+            self.pause()
+            while self.loop.step():
+                if self.state.engine_ready and not was_ready:
+                    was_ready = True
+                    assert self.state.model is not None
+                    self.on_ready(self.state.model)
+                self.answer()
+                if self.is_over():
+                    return
+
+    def describe(self) -> None:
+        """Describes the model, in a thread of its own."""
+        try:
+            self.description.set_result(self.source.describe())
+        except ModelError as error:
+            self.description.set_exception(error)
+        finally:
+            self.sensors.wake.set()
+
+    def pause(self) -> None:
+        """Waits until there is something to do."""
+        self.answer()
+        self.sensors.wake.wait(self.wait_s())
+        self.sensors.wake.clear()
+
+    def wait_s(self) -> float | None:
+        """Until the next thing that time itself brings: the end of a drain."""
+        if self.stop_deadline_ns is None:
+            return None
+        return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
+
+    def is_over(self) -> bool:
+        """Whether a stop has come to its end: the engine is empty, or the limit has passed."""
+        if self.stop_now.is_set():
+            return True
+        return self.state.stopping and (not self.state.admitted or self.drain_is_over())
+
+    def drain_is_over(self) -> bool:
+        return self.stop_deadline_ns is not None and time.monotonic_ns() >= self.stop_deadline_ns
+
+    def wait_for_space(self) -> None:
+        """What the loop does between two tries of a commit. Raises StopNow when a stop is due."""
+        log.warning("the journal has no space: nothing is admitted until there is some")
+        self.stop_now.wait(self.settings.journal.full_wait_ms / 1000)
+        if self.stop_now.is_set() or self.drain_is_over():
+            raise StopNow
+        self.answer()
+
+    def answer(self) -> None:
+        """Answers the questions about the state that have come in."""
+        while self.questions:
+            self.questions.popleft()(self.state)
+
+
+def ignore(_: object) -> None:
+    """Nobody listens."""
+
+
+def server_started(settings: Settings, description: ModelDescription, nonce: int) -> ServerStarted:
+    """The first fact of a run: everything that its decisions may depend on."""
+    return ServerStarted(
+        policy_version=POLICY_VERSION,
+        code_digest=code_digest(),
+        limits=settings.limits(),
+        model=description.facts,
+        engine_nonce=nonce,
+        configuration=settings.configuration(),
+        platform=platform.platform(),
+        blas=description.blas,
+        versions=versions(),
+        process_id=os.getpid(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What this process is made of. Nothing is imported for it."""
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,278 @@
+"""What happened, as facts: arrivals and wishes from HTTP, results from the engine, a stop.
+
+Other threads put things in, the loop takes them out between two steps. What a step does not take
+waits here: at most 64 facts of a kind, and so many in all that a step stays under 256 events with
+its decisions.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TypeVar, assert_never
+
+from journal import events
+from journal.events import Fact
+from journal.tokens import SideRows, StepTokens
+from scheduler.engine.base import (
+    ChunkDone,
+    EngineDied,
+    EngineLoaded,
+    EngineResult,
+    RowFailed,
+    RowFreed,
+    RowTokens,
+    StepDone,
+)
+from scheduler.evolve import is_decoding
+from scheduler.known import KnownRequests
+from scheduler.parameters import encode_parameters
+from scheduler.state import SchedulerState
+from scheduler.streams import Arrival
+
+MAX_FACTS_OF_A_KIND = 64
+MAX_FACTS = 96
+MAX_EVENTS = 256
+"""A step's facts and decisions. A fact is answered by one decision at most; beside the answers
+there are 32 admissions, a batch, and a chunk's commit and plan.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Something that HTTP wants for a request that is there."""
+
+    fact: events.CancelRequested | events.ClientGone
+
+
+@dataclass(slots=True)
+class Collected:
+    """The facts of one step, with what belongs to them and is no event."""
+
+    facts: list[Fact] = field(default_factory=list[Fact])
+    arrivals: list[Arrival] = field(default_factory=list[Arrival])
+    rows: tuple[RowTokens, ...] = ()
+    rows_index: int = 0
+
+    def side_rows(self, rejected: frozenset[str]) -> SideRows:
+        """The side rows of these facts. A refused request leaves neither prompt nor parameters."""
+        taken = [arrival for arrival in self.arrivals if arrival.request_id not in rejected]
+        return SideRows(
+            prompts=[(arrival.request_id, arrival.prompt.tobytes()) for arrival in taken],
+            parameters=[(a.request_id, encode_parameters(a.parameters)) for a in taken],
+            tokens={self.rows_index: step_tokens(self.rows)} if self.has_tokens() else {},
+        )
+
+    def has_tokens(self) -> bool:
+        """Whether a decode step brought any token that counts."""
+        return any(row.token_ids for row in self.rows)
+
+
+class EngineDeath(Exception):
+    """The engine's thread ended, or the model could not be loaded."""
+
+    def __init__(self, died: EngineDied) -> None:
+        super().__init__(died.error)
+        self.while_loading = died.while_loading
+
+
+class Sensors:
+    """See the module's text. `wake` is set whenever there is something to take."""
+
+    def __init__(self, known: KnownRequests, max_inbox: int) -> None:
+        self.known = known
+        self.max_inbox = max_inbox
+        self.inbox: deque[Arrival | Wish] = deque()
+        self.wishes: set[tuple[str, str]] = set()
+        self.results: deque[EngineResult] = deque()
+        self.stop_reason: str | None = None
+        self.wake = threading.Event()
+
+    # Any thread
+
+    def has_room(self) -> bool:
+        """Whether one more arrival may come in."""
+        return len(self.inbox) < self.max_inbox
+
+    def arrive(self, arrival: Arrival) -> None:
+        self.inbox.append(arrival)
+        self.wake.set()
+
+    def wish(self, fact: events.CancelRequested | events.ClientGone) -> None:
+        """Each wish for a request waits here once, however often it is made."""
+        key = (type(fact).__name__, fact.request_id)
+        if key not in self.wishes:
+            self.wishes.add(key)
+            self.inbox.append(Wish(fact))
+            self.wake.set()
+
+    def deliver(self, result: EngineResult) -> None:
+        """What an engine calls. The protocol bounds it: one step, one chunk, a drop per row."""
+        self.results.append(result)
+        self.wake.set()
+
+    def stop(self, reason: str) -> None:
+        self.stop_reason = reason
+        self.wake.set()
+
+    # Loop thread
+
+    def collect(self, state: SchedulerState) -> Collected:
+        """The facts of the next step, in order; none is no step. Raises EngineDeath."""
+        collected = Collected()
+        if self.stop_reason is not None and not state.stopping:
+            collected.facts.append(events.ServerStopping(reason=self.stop_reason))
+        if self.results:
+            take(self.results, collected, lambda r: self.take_result(r, state, collected))
+        if self.inbox:
+            take(self.inbox, collected, lambda a: self.take_wish(a, state, collected))
+        return collected
+
+    def take_wish(
+        self, item: Arrival | Wish, state: SchedulerState, collected: Collected
+    ) -> Fact | None:
+        """A wish for a request that is not open, or no longer, is no fact."""
+        if isinstance(item, Arrival):
+            fact = received(item, state, len(collected.arrivals))
+            collected.arrivals.append(item)
+            return fact
+        request_id = item.fact.request_id
+        self.wishes.discard((type(item.fact).__name__, request_id))
+        if request_id in state.numbers or is_among(request_id, collected.arrivals):
+            return item.fact
+        return None
+
+    def take_result(
+        self, result: EngineResult, state: SchedulerState, collected: Collected
+    ) -> Fact:
+        """One arm per result."""
+        match result:
+            case StepDone():
+                assert not collected.rows, "the engine delivers one step until its release"
+                collected.rows, fact = decoded(result, state)
+                collected.rows_index = len(collected.facts)
+                return fact
+            case ChunkDone():
+                return chunk_done(result, self.known.row_ids[result.number])
+            case RowFreed():
+                return row_freed(result, self.known, state)
+            case RowFailed():
+                return events.EngineFailed(
+                    request_id=self.known.row_ids[result.number],
+                    number=result.number,
+                    during=result.during,
+                    error=result.error,
+                )
+            case EngineLoaded():
+                return events.EngineReady(
+                    model=result.model,
+                    one_row_only=result.one_row_only,
+                    note=result.note,
+                    load_ns=result.load_ns,
+                )
+            case EngineDied():
+                raise EngineDeath(result)
+            case _:
+                assert_never(result)
+
+
+T = TypeVar("T", Arrival | Wish, EngineResult)
+
+
+def take(waiting: deque[T], collected: Collected, to_fact: Callable[[T], Fact | None]) -> None:
+    """Turns what waits into facts, in order, until a bound is reached; the rest stays."""
+    quota: Counter[type] = Counter()
+    while waiting and len(collected.facts) < MAX_FACTS:
+        first = waiting[0]
+        kind = type(first.fact) if isinstance(first, Wish) else type(first)
+        if quota[kind] == MAX_FACTS_OF_A_KIND:
+            return
+        quota[kind] += 1
+        fact = to_fact(waiting.popleft())
+        if fact is not None:
+            collected.facts.append(fact)
+
+
+def is_among(request_id: str, arrivals: list[Arrival]) -> bool:
+    """Whether the request arrives in this very step."""
+    return any(arrival.request_id == request_id for arrival in arrivals)
+
+
+def received(arrival: Arrival, state: SchedulerState, num_before: int) -> Fact:
+    """The arrival with its number; `num_before` others arrive in this step before it."""
+    assert state.model is not None, "nothing arrives before server_started"
+    parameters = arrival.parameters
+    return events.RequestReceived(
+        request_id=arrival.request_id,
+        number=state.next_number + num_before,
+        client_request_id=arrival.client_request_id,
+        model_fingerprint=state.model.fingerprint,
+        route=arrival.route,
+        stream=arrival.stream,
+        num_prompt_tokens=len(arrival.prompt),
+        max_tokens=arrival.max_tokens,
+        seed=parameters.sampling.seed,
+        parameters_digest=sha256(encode_parameters(parameters)).hexdigest(),
+    )
+
+
+def decoded(step: StepDone, state: SchedulerState) -> tuple[tuple[RowTokens, ...], Fact]:
+    """The rows of a decode step and its fact. What a row that no longer decodes got is dropped."""
+    rows = tuple(row if counts(row, step, state) else nothing(row) for row in step.rows)
+    fact = events.TokensDecoded(
+        batch=step.batch,
+        numbers=tuple([row.number for row in rows]),
+        counts=tuple([len(row.token_ids) for row in rows]),
+        ended=tuple([events.RowEnd(number=r.number, reason=r.ended) for r in rows if r.ended]),
+        duration_ns=step.duration_ns,
+    )
+    return rows, fact
+
+
+def counts(row: RowTokens, step: StepDone, state: SchedulerState) -> bool:
+    """Whether the row's tokens are its request's."""
+    request = state.requests.get(row.number)
+    return request is not None and is_decoding(request, step.batch)
+
+
+def nothing(row: RowTokens) -> RowTokens:
+    """The row without its tokens."""
+    return RowTokens(row.number, (), None)
+
+
+def step_tokens(rows: tuple[RowTokens, ...]) -> StepTokens:
+    """The tokens of a step as the journal keeps them."""
+    return StepTokens.of(
+        [
+            (
+                row.token_ids,
+                None
+                if row.logprobs is None
+                else [(logprobs.chosen, logprobs.top) for logprobs in row.logprobs],
+            )
+            for row in rows
+        ]
+    )
+
+
+def chunk_done(result: ChunkDone, request_id: str) -> Fact:
+    return events.PrefillChunkDone(
+        request_id=request_id,
+        chunk=result.chunk,
+        start=result.start,
+        length=result.length,
+        duration_ns=result.duration_ns,
+        peak_bytes=result.peak_bytes,
+        active_bytes=result.active_bytes,
+    )
+
+
+def row_freed(result: RowFreed, known: KnownRequests, state: SchedulerState) -> Fact:
+    """Nothing follows about the row of a request that has ended, so its id is forgotten."""
+    request_id = known.row_ids[result.number]
+    if result.number not in state.requests:
+        del known.row_ids[result.number]
+    return events.KvFreed(
+        request_id=request_id, number=result.number, freed_bytes=result.freed_bytes
+    )

@@ -1,0 +1,43 @@
+"""The one place where the scheduler's parts are put together."""
+
+from contextlib import ExitStack
+
+from journal.journal import Journal
+from scheduler.engine.model import ModelError, ModelSource
+from scheduler.history import History
+from scheduler.recovery import recover
+from scheduler.run import Run
+from scheduler.service import Service
+from scheduler.settings import Settings
+
+
+def build(settings: Settings, source: ModelSource) -> Service:
+    """Locks and opens the journal of the state folder, recovers, and makes the service. It comes
+    before listening, so it must be fast: nothing of the model is touched here.
+
+    Raises JournalError when the journal cannot be written, or is another process's.
+    """
+    journal = Journal.open(
+        settings.state,
+        durability=settings.journal.durability,
+        gather_steps=settings.journal.gather_steps,
+    )
+    with ExitStack() as undo:
+        undo.callback(journal.close)
+        recovered = recover(journal, settings.requests.max_lingering)
+        history = History.open(journal.file)
+        undo.pop_all()
+    run = Run(settings, source, journal, recovered)
+    return Service(settings, run, recovered.hub, history)
+
+
+def model_source(settings: Settings) -> ModelSource:
+    """The model that the settings name. Only models that compute import mlx.
+
+    Raises ModelError for a name that is neither built in nor a folder.
+    """
+    if settings.model == "fake":
+        from scheduler.engine.fake import FakeSource
+
+        return FakeSource(settings.fake)
+    raise ModelError(f"{settings.model}: no such model; `fake` is the one that there is")
