@@ -11,9 +11,9 @@ ASSERTING = re.compile(r"raises|warns|assert|check|verify|expect")
 
 BROAD = ("Exception", "BaseException")
 
-# Where catching everything is right, and how often: at the loop's one edge, any error of ours ends
-# the process in a way that the journal explains.
-EDGES = {"scheduler/run.py": 1}
+# Where catching everything is right, and how often: at the edges of the loop's and the engine's
+# thread, any error of ours ends the process in a way that the journal explains.
+EDGES = {"scheduler/engine/mlx_engine.py": 1, "scheduler/run.py": 1}
 
 
 def _asserts(function: Function) -> bool:
