@@ -1,0 +1,137 @@
+"""Rows that are decoded together equal rows that mlx-lm decodes alone, bit for bit."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from scheduler.engine import attention
+from scheduler.parameters import SamplingParameters
+from tests.engine.driver import Driver
+from tests.engine.models import TinyModel, cache_bytes, decode_alone, numbers
+
+pytestmark = pytest.mark.engine
+
+MODELS = ("plain", "hybrid", "llama", "gemma3_text", "gpt_oss")
+LENGTHS = {1: 3, 2: 41, 3: 17}
+TOP = SamplingParameters(seed=1, logprobs=True, top_logprobs=20)
+
+
+def check_row(driver: Driver, number: int, prompt: tuple[int, ...]) -> None:
+    """The row has the tokens, log-probabilities and cache bytes that mlx-lm alone gives it, and
+    holds all positions but that of its last token.
+    """
+    row = driver.row(number)
+    tokens = driver.tokens(number)
+    caches = row.caches
+    assert attention.positions(caches) <= {row.cached}
+    # A step that was launched ahead is among the positions, so it is computed alone, too.
+    alone = decode_alone(driver.model.model, prompt, row.cached - len(prompt) + 1)
+    assert alone.tokens[: len(tokens)] == tokens
+    assert cache_bytes(caches) == cache_bytes(alone.caches)
+    for index, found in enumerate(driver.logprobs(number)):
+        expected = alone.logprobs[index]
+        assert found.chosen == expected[tokens[index]].item()
+        assert found.top[0] == (tokens[index], found.chosen)
+        ids = mx.array([token for token, _ in found.top])
+        assert [value for _, value in found.top] == expected[ids].tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_different_lengths_equal_rows_alone(
+    get_model: Callable[[str], TinyModel], name: str
+) -> None:
+    driver = Driver(get_model(name))
+    prompts = {number: numbers(length, number) for number, length in LENGTHS.items()}
+    for number, prompt in prompts.items():
+        driver.add(number, prompt, sampling=TOP)
+    driver.set_batch(*prompts)
+    driver.steps(12)
+    driver.worker.settle()
+    for number, prompt in prompts.items():
+        check_row(driver, number, prompt)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_join_and_leave_change_no_other_row(
+    get_model: Callable[[str], TinyModel], name: str
+) -> None:
+    driver = Driver(get_model(name))
+    prompts = {number: numbers(length, number) for number, length in LENGTHS.items()}
+    for number, prompt in prompts.items():
+        driver.add(number, prompt, sampling=TOP)
+    for batch in ((2,), (1, 2), (1, 2, 3), (3, 2), (3,), (1, 3), (1, 2, 3)):
+        driver.set_batch(*batch)
+        driver.steps(3)
+    driver.worker.settle()
+    for number, prompt in prompts.items():
+        assert len(driver.tokens(number)) >= 9
+        check_row(driver, number, prompt)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 16])
+@pytest.mark.parametrize("name", ["plain", "hybrid"])
+def test_chunk_size_changes_no_cache(
+    get_model: Callable[[str], TinyModel], name: str, chunk_tokens: int
+) -> None:
+    driver = Driver(get_model(name))
+    prompt = numbers(33)
+    driver.add(1, prompt, chunk_tokens=chunk_tokens)
+    alone = decode_alone(driver.model.model, prompt, 1)
+    driver.set_batch(1)
+    driver.step()
+    driver.set_batch()
+    driver.worker.settle()
+    assert driver.tokens(1) == alone.tokens
+    check_row(driver, 1, prompt)
+
+
+def take_up_again(model: TinyModel) -> tuple[Driver, Driver]:
+    """A row of 14 tokens, and the same row made again after its sixth."""
+    first = Driver(model)
+    first.add(1, numbers(19), sampling=TOP)
+    first.set_batch(1)
+    first.steps(14)
+    again = Driver(model)
+    again.add(1, numbers(19), output=first.tokens(1)[:6], sampling=TOP)
+    again.set_batch(1)
+    again.steps(8)
+    return first, again
+
+
+@pytest.mark.parametrize("name", ["plain", "hybrid", "llama"])
+def test_row_taken_up_again_goes_on_as_if_never_left(
+    get_model: Callable[[str], TinyModel], name: str
+) -> None:
+    first, again = take_up_again(get_model(name))
+    assert again.tokens(1) == first.tokens(1)[6:]
+    assert again.logprobs(1) == first.logprobs(1)[6:]
+    assert cache_bytes(again.row(1).caches) == cache_bytes(first.row(1).caches)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_row_with_windows_goes_on_as_closely_as_its_cache_allows(
+    get_model: Callable[[str], TinyModel], name: str
+) -> None:
+    """A window's cache is a ring in decode and in order after a prefill: the sums of attention
+    are taken in another order, so low bits may differ.
+    """
+    first, again = take_up_again(get_model(name))
+    assert again.tokens(1) == first.tokens(1)[6:]
+    for found, expected in zip(again.logprobs(1), first.logprobs(1)[6:], strict=True):
+        assert found.chosen == pytest.approx(expected.chosen, abs=1e-4)
+
+
+def test_model_that_fails_the_seam_is_decoded_row_by_row(
+    get_model: Callable[[str], TinyModel],
+) -> None:
+    model = get_model("hybrid")
+    driver = Driver(TinyModel(model.model, model.num_vocabulary, one_row_only=True))
+    prompts = {number: numbers(length, number) for number, length in LENGTHS.items()}
+    for number, prompt in prompts.items():
+        driver.add(number, prompt, sampling=TOP)
+    driver.set_batch(*prompts)
+    driver.steps(5)
+    driver.worker.settle()
+    for number, prompt in prompts.items():
+        check_row(driver, number, prompt)
