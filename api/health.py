@@ -1,0 +1,63 @@
+"""Whether the server lives (`/health`), whether it takes work (`/ready`), what it counts
+(`/metrics`).
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from api.deps import CurrentApi
+from api.errors import json_response
+from api.metrics import CONTENT_TYPE
+from scheduler.metrics import Metrics as SchedulerMetrics
+from scheduler.service import Readiness
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(api: CurrentApi) -> Response:
+    """The process answers: 200, with what it runs. It says nothing about the work: see /ready."""
+    service, served = api.service, api.service.served
+    body: dict[str, object] = {
+        "status": "ok",
+        "run": service.run_id,
+        "state": state_of(service.readiness()),
+        "model": None if served is None else served.name,
+        "blas": None if served is None else served.blas,
+        "journal": journal_object(api.settings.state / "journal.db", service.metrics),
+    }
+    return json_response(body)
+
+
+def state_of(readiness: Readiness) -> str:
+    """`ready`, or why it is not."""
+    return readiness.reason or "ready"
+
+
+def journal_object(path: Path, metrics: SchedulerMetrics) -> dict[str, object]:
+    """Where the journal is, its size, and what this run has written."""
+    num_bytes = path.stat().st_size if path.exists() else 0
+    return {
+        "path": str(path),
+        "size_bytes": num_bytes,
+        "steps": metrics.steps,
+        "events": metrics.events,
+    }
+
+
+@router.get("/ready")
+async def ready(api: CurrentApi) -> Response:
+    """200 if requests are taken and worked on; 503 while the model loads, while the server stops,
+    and when work waits and the last step is too old. Its age is in the answer.
+    """
+    readiness = api.service.readiness()
+    return json_response(asdict(readiness), status=200 if readiness.ready else 503)
+
+
+@router.get("/metrics")
+async def metrics(api: CurrentApi) -> Response:
+    """Everything that is counted, for Prometheus."""
+    return Response(api.metrics.text(api.service.metrics), media_type=CONTENT_TYPE)
