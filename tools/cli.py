@@ -40,6 +40,36 @@ def root() -> None:
 
 
 @app.command()
+def serve(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(help="smollm2, tiny-hybrid, tiny-plain, fake, or a model's folder."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; 0 for any free one.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(envvar="FERMATA_STATE", help="The state folder.")
+    ] = None,
+    ceiling: Annotated[
+        str | None, typer.Option(help="The most memory to use, such as 48GB; or auto.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+) -> None:
+    """Serve a model over HTTP until SIGINT or SIGTERM."""
+    from tools import serve as command
+
+    overrides = {
+        "model": model,
+        "state": state,
+        "server.host": host,
+        "server.port": port,
+        "memory.ceiling": ceiling,
+    }
+    sys.exit(command.run(config, overrides))
+
+
+@app.command()
 def ps(
     state: StateOption = DEFAULT_STATE,
     url: UrlOption = None,
