@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from journal.errors import JournalBroken, JournalError, JournalFull, JournalTooNew
-from journal.files import Lock, make_private
+from journal.files import Lock, flush, make_folder, make_private, replacement_of
 from journal.tables import SCHEMA
 
 Durability = Literal["process", "power"]
@@ -20,11 +20,12 @@ Access = Literal["ro", "rw"]
 Run = Callable[..., CursorResult[*tuple[Any, ...]]]
 """`exec_driver_sql` of a connection."""
 
-BUSY_TIMEOUT_S = 5.0
+BUSY_TIMEOUT_MS = 5_000
 
+# One commit is one append to the log, and readers never wait for the writer.
+WAL = "PRAGMA journal_mode = WAL"
 WRITER_PRAGMAS = (
-    # One commit is one append to the log, and readers never wait for the writer.
-    "PRAGMA journal_mode = WAL",
+    WAL,
     # The journal decides when the log is copied into the file: see Database.checkpoint.
     "PRAGMA wal_autocheckpoint = 0",
     # Deleted token ids are overwritten: what is purged is gone from the file.
@@ -53,15 +54,20 @@ SYNCHRONOUS: dict[Durability, str] = {
 }
 
 
+def file_uri(file: Path, access: Access) -> str:
+    """The name by which SQLite opens a file that must exist."""
+    return f"file:{quote(str(file))}?mode={access}"
+
+
 def make_engine(file: Path, access: Access) -> Engine:
     """An engine whose connections are in autocommit mode: BEGIN and COMMIT are ours to say."""
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(
-            f"file:{quote(str(file))}?mode={access}",
+            file_uri(file, access),
             uri=True,
             isolation_level=None,
-            timeout=BUSY_TIMEOUT_S,
+            timeout=BUSY_TIMEOUT_MS / 1000,
             check_same_thread=False,
         )
 
@@ -70,12 +76,18 @@ def make_engine(file: Path, access: Access) -> Engine:
     )
 
 
+def result_code(error: DBAPIError) -> int | None:
+    """SQLite's primary result code: the low byte of the extended one."""
+    code: int | None = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
 def error_of(error: DBAPIError, file: Path) -> JournalError:
     """What a failure of SQLite means for the caller, by its result code."""
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is not None and code & 0xFF == sqlite3.SQLITE_FULL:
+    code = result_code(error)
+    if code == sqlite3.SQLITE_FULL:
         return JournalFull(f"{file}: no space left for a commit; free some, it will be retried")
-    if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:
+    if code == sqlite3.SQLITE_BUSY:
         return JournalBroken(f"{file}: another program holds the file locked ({error.orig})")
     return JournalBroken(f"{file}: {error.orig}")
 
@@ -143,26 +155,38 @@ def all_or_nothing(connection: Connection) -> Generator[None, None, None]:
 class Database:
     """The one connection that writes. All of its statements go through `run`."""
 
-    def __init__(self, file: Path, connection: Connection, resources: ExitStack) -> None:
+    run: Run
+
+    def __init__(self, file: Path, lock: Lock) -> None:
         self.file = file
-        self.run: Run = connection.exec_driver_sql
-        self._connection = connection
-        self._resources = resources
+        self._lock = lock
         self._durability: Durability | None = None
+        self._connect()
 
     @classmethod
     def open(cls, file: Path) -> "Database":
         """Locks, opens and migrates; makes what is missing. Raises JournalError and those below
         it.
         """
-        make_private(file)
-        with translated(file), ExitStack() as stack:
-            stack.callback(Lock(file).release)
-            engine = make_engine(file, "rw")
+        make_folder(file)
+        with ExitStack() as stack:
+            lock = Lock(file)
+            stack.callback(lock.release)
+            replacement_of(file).unlink(missing_ok=True)
+            make_private(file)
+            database = cls(file, lock)
+            stack.pop_all()
+            return database
+
+    def _connect(self) -> None:
+        with translated(self.file), ExitStack() as stack:
+            engine = make_engine(self.file, "rw")
             stack.callback(engine.dispose)
-            connection = stack.enter_context(engine.connect())
-            migrate(connection, file)
-            return cls(file, connection, stack.pop_all())
+            self._connection = stack.enter_context(engine.connect())
+            migrate(self._connection, self.file)
+            self._connected = stack.pop_all()
+        self.run = self._connection.exec_driver_sql
+        self._durability = None
 
     @contextmanager
     def transaction(self, durability: Durability) -> Generator[None, None, None]:
@@ -184,6 +208,42 @@ class Database:
             _, num_frames, _ = self.run("PRAGMA wal_checkpoint(PASSIVE)").one()
             return num_frames
 
+    def leave_wal(self) -> bool:
+        """Makes the file stand alone, without a log. False while another connection is open.
+
+        Beside a file in WAL mode lie its log and the log's index, found by name. Before the name
+        may mean another file they must be gone, and so must every connection that would remove
+        them by name as it closes. Leaving WAL mode ensures both.
+        """
+        with translated(self.file):
+            self.run("PRAGMA busy_timeout = 0").close()
+            try:
+                return self.run("PRAGMA journal_mode = DELETE").scalar() == "delete"
+            except DBAPIError as error:
+                if result_code(error) != sqlite3.SQLITE_BUSY:
+                    raise
+                return False
+            finally:
+                self.run(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
+
+    def enter_wal(self) -> None:
+        """Goes on as before `leave_wal`."""
+        with translated(self.file):
+            self.run(WAL).close()
+
+    def replace(self, replacement: Path) -> None:
+        """Puts a whole and flushed database in the place of this one, which has left WAL mode, and
+        goes on with it.
+        """
+        self._connected.close()
+        try:
+            replacement.rename(self.file)
+            flush(self.file.parent)
+        except OSError as error:
+            raise JournalBroken(f"{self.file}: cannot be replaced ({error.strerror})") from error
+        self._connect()
+
     def close(self) -> None:
         """Gives file and lock back. SQLite checkpoints as the last connection closes."""
-        self._resources.close()
+        self._connected.close()
+        self._lock.release()

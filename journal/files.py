@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 from pathlib import Path
 
 from journal.errors import JournalError, JournalLocked
@@ -14,18 +15,51 @@ def journal_file(path: Path) -> Path:
     return path if path.suffix == ".db" and not path.is_dir() else path / NAME
 
 
-def make_private(file: Path) -> None:
-    """Makes the folder (0700) and an empty file (0600) where they are missing. SQLite gives the
-    files beside it the permissions of this one. Raises JournalError when it cannot.
-    """
+def make_folder(file: Path) -> None:
+    """Makes the folder of a journal (0700) where it is missing. Raises JournalError."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise unwritable(file.parent, error) from error
+
+
+def make_private(file: Path) -> None:
+    """Makes an empty database (0600) where it is missing; SQLite gives the files beside it the same
+    permissions. Raises JournalError when it cannot be written.
+
+    A database that exists is not opened here: closing it would give up the locks that SQLite
+    holds in this process.
+    """
+    try:
+        if not file.exists():
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         file.chmod(0o600)
     except OSError as error:
-        raise JournalError(
-            f"{file}: cannot be written ({error.strerror}); choose another --state folder"
-        ) from error
+        raise unwritable(file, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> JournalError:
+    """The error for a path that cannot be written."""
+    return JournalError(
+        f"{path}: cannot be written ({error.strerror}); choose another --state folder"
+    )
+
+
+def flush(path: Path) -> None:
+    """Waits until a file or folder is on the disk: on macOS past the drive's own cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if sys.platform == "darwin" and path.is_file():
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replacement_of(file: Path) -> Path:
+    """Where the successor of a journal is written. What lies there at a start is half a file."""
+    return file.with_suffix(".new")
 
 
 class Lock:
@@ -39,7 +73,7 @@ class Lock:
         try:
             self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
-            raise JournalError(f"{path}: cannot be written ({error.strerror})") from error
+            raise unwritable(path, error) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import msgspec
 
-from journal import queries, tables
-from journal.codec import encode_event
+from journal import queries
+from journal.compaction import Compaction, compaction_point
 from journal.database import Database, Durability, translated
 from journal.events import (
     Decision,
     Fact,
     Record,
     ServerStarted,
+    StateCarried,
     TokensDecoded,
 )
 from journal.files import journal_file
 from journal.outputs import Outputs
 from journal.place import Position, Positioned, place
-from journal.projections import Projection
-from journal.rows import Changes, MinuteRow, RequestRow, RunRow
+from journal.rows import Changes
 from journal.statements import (
     INSERT_EVENT,
     INSERT_PARAMETERS,
@@ -36,10 +36,12 @@ from journal.statements import (
     PUT_SNAPSHOT,
 )
 from journal.tokens import NO_ROWS, Logprobs, SideRows
+from journal.verify import verify
 
 GATHER_STEPS = 512
 CHECKPOINT_COMMITS = 512
 KEPT_SNAPSHOTS = 2
+PURGED_REQUESTS = 100
 
 
 class Journal(Positioned):
@@ -47,11 +49,11 @@ class Journal(Positioned):
 
     def __init__(self, database: Database, durability: Durability, gather_steps: int) -> None:
         self._database = database
-        self._run = database.run
         self._durability: Durability = durability
         self._gather_steps = gather_steps
         self._run_begun = False
         self._num_commits = 0
+        self._compaction: Compaction | None = None
         self._load()
 
     @classmethod
@@ -72,6 +74,7 @@ class Journal(Positioned):
         with ExitStack() as stack:
             stack.callback(database.close)
             journal = cls(database, durability, gather_steps)
+            journal.remove_orphan_side_rows()
             stack.pop_all()
             return journal
 
@@ -83,28 +86,11 @@ class Journal(Positioned):
     def _load(self) -> None:
         """Takes from the file all that is kept in memory."""
         with translated(self.file):
-            query = "SELECT seq, step, at_ns, run_id FROM events ORDER BY seq DESC LIMIT 1"
-            newest = self._run(query).fetchone()
-            self.last = Position() if newest is None else Position(*newest)
-            self._projection = Projection()
-            self._load_projection(self._projection)
+            self._run = self._database.run
+            self.last = queries.last_position(self._run)
+            self._projection = queries.load_projection(self._run, self.last.at_ns)
             self._outputs = Outputs(self._run, self._gather_steps)
             self._outputs.load(self._projection.requests)
-
-    def _load_projection(self, projection: Projection) -> None:
-        requests = queries.select_rows(
-            self._run, tables.request, RequestRow, "WHERE outcome IS NULL ORDER BY number"
-        )
-        newest_run = "ORDER BY run_id DESC LIMIT 1"
-        runs = queries.select_rows(self._run, tables.run, RunRow, newest_run)
-        newest_minute = "ORDER BY minute DESC LIMIT 1"
-        minutes = queries.select_rows(self._run, tables.minute, MinuteRow, newest_minute)
-        run = runs[0] if runs else None
-        minute = minutes[0] if minutes else None
-        projection.restore(requests, run, minute, self.last.at_ns)
-        through_seq = minute.through_seq if minute else 0
-        for record in queries.read_records(self._run, through_seq, None):
-            projection.apply(record)
 
     def commit(
         self,
@@ -146,7 +132,7 @@ class Journal(Positioned):
                 self._load()
 
     def _write(self, records: list[Record], side: SideRows) -> None:
-        self._run(INSERT_EVENT, [_columns(record) for record in records])
+        self._run(INSERT_EVENT, [queries.event_columns(record) for record in records])
         self._write_side_rows(records, side)
         for record in records:
             self._projection.apply(record)
@@ -228,13 +214,96 @@ class Journal(Positioned):
         with self._loaded_again_after_failure(), self._database.transaction("process"):
             self._outputs.gather()
 
+    def purge(self, at_ns: int, retention_ns: int) -> int:
+        """Removes prompt, output and parameters of requests that ended `retention_ns` ago, at most
+        `PURGED_REQUESTS` at a time; returns how many it was.
+        """
+        with translated(self.file):
+            names = queries.purgeable(self._run, at_ns - retention_ns, PURGED_REQUESTS)
+        if names:
+            with self._loaded_again_after_failure(), self._database.transaction("process"):
+                # Step rows are shared: what others still need of them is gathered first.
+                self._outputs.gather()
+                for table in ("token_ids", "request_parameters"):
+                    self._run(f"DELETE FROM {table} WHERE request_id = ?", names)
+        return len(names)
+
+    def remove_orphan_side_rows(self) -> int:
+        """Removes prompts and parameters of requests that no event speaks of, and returns how many
+        rows it was. Called by `open`.
+        """
+        with self._database.transaction("process"):
+            return sum(self._run(query).rowcount for query in queries.REMOVE_ORPHANS)
+
+    def compaction_point(self, at_ns: int, keep_ns: int, keep_bytes: int) -> int | None:
+        """The seq through which events should go so that those younger than `keep_ns` stay and the
+        file is under `keep_bytes`; None when it is not worth it. The caller folds the state
+        there and begins a compaction.
+        """
+        with translated(self.file):
+            return compaction_point(self._run, at_ns, keep_ns, keep_bytes)
+
+    def begin_compaction(
+        self, through_seq: int, state_version: int, state: dict[str, object]
+    ) -> None:
+        """Begins to write a successor that starts with `state`, folded through `through_seq` (the
+        last of its step), as builtins.
+        """
+        assert self._compaction is None, "one compaction at a time"
+        with translated(self.file):
+            (replaced,) = queries.read_batch(self._run, through_seq - 1, through_seq)
+            following = queries.read_batch(self._run, through_seq, through_seq + 1)
+        assert not following or following[0].step > replaced.step, "inside a step"
+        carried = StateCarried(state_version=state_version, through_seq=through_seq, state=state)
+        first = msgspec.structs.replace(replaced, source="fact", event=carried)
+        self._compaction = Compaction(self._database, first)
+
+    def advance_compaction(self) -> bool:
+        """Goes on with it by one portion, between two commits. True once the successor has taken
+        the journal's place. It waits while somebody reads the journal; call it again later.
+
+        Raises JournalFull when there is no space for the successor: it is given up, and the
+        journal is as before.
+        """
+        compaction = self._compaction
+        assert compaction is not None, "no compaction was begun"
+        with ExitStack() as stack:
+            stack.callback(self._give_up_compaction)
+            done = compaction.advance() and self._replace(compaction)
+            stack.pop_all()
+        if done:
+            self._compaction = None
+        return done
+
+    def _replace(self, compaction: Compaction) -> bool:
+        with self._loaded_again_after_failure(), self._database.transaction("process"):
+            self._outputs.gather()
+            self._projection.flush()
+            changes = self._projection.take_changes(self.last.seq)
+            assert changes is not None
+            self._write_changes(changes)
+        if not self._database.leave_wal():
+            return False
+        with ExitStack() as stack:
+            stack.callback(self._database.enter_wal)
+            compaction.complete()
+            stack.pop_all()
+        self._database.replace(compaction.file)
+        self._load()
+        return True
+
+    def _give_up_compaction(self) -> None:
+        if self._compaction is not None:
+            self._compaction.discard()
+            self._compaction = None
+
+    def verify(self) -> list[str]:
+        """What is wrong with the journal, one line each. Reads all of it."""
+        with translated(self.file):
+            return list(verify(self._run))
+
     def close(self) -> None:
         """Gives the file and its lock back."""
+        if self._compaction is not None:
+            self._compaction.discard()
         self._database.close()
-
-
-def _columns(record: Record) -> tuple[object, ...]:
-    """A record as a row of `events`."""
-    kind, request_id, version, body = encode_event(record.event)
-    seq, run_id, step, source, at_ns, _ = msgspec.structs.astuple(record)
-    return (seq, run_id, step, source, kind, request_id, at_ns, version, body)

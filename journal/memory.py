@@ -3,9 +3,11 @@
 from array import array
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from journal.database import Durability
 from journal.errors import JournalError
-from journal.events import Decision, Fact, Record, ServerStarted, TokensDecoded
+from journal.events import Decision, Fact, Record, ServerStarted, StateCarried, TokensDecoded
 from journal.journal import KEPT_SNAPSHOTS
 from journal.place import Position, Positioned, place
 from journal.projections import Projection
@@ -32,6 +34,7 @@ class MemoryJournal(Positioned):
         self._outputs: dict[str, Output] = {}
         self._snapshots: list[tuple[int, int, str, bytes]] = []
         self._projection = Projection()
+        self._carried: Record | None = None
         self._run_begun = False
 
     def reopen(self) -> None:
@@ -117,6 +120,47 @@ class MemoryJournal(Positioned):
 
     def gather(self) -> None:
         """As `Journal.gather`: there is nothing to gather here."""
+
+    def purge(self, at_ns: int, retention_ns: int) -> int:
+        """As `Journal.purge`, all at once."""
+        names = [
+            row.request_id
+            for row in self.requests.values()
+            if row.ended_ns is not None and row.ended_ns <= at_ns - retention_ns
+        ]
+        names = [name for name in names if name in self._prompts or name in self._parameters]
+        for name in names:
+            for rows in (self._prompts, self._parameters, self._outputs):
+                rows.pop(name, None)
+        return len(names)
+
+    def remove_orphan_side_rows(self) -> int:
+        """As `Journal.remove_orphan_side_rows`: there are none, since a commit is whole."""
+        return 0
+
+    def compaction_point(self, at_ns: int, keep_ns: int, keep_bytes: int) -> int | None:
+        """As `Journal.compaction_point`, by time alone."""
+        del keep_bytes  # There is no file that could grow.
+        old = [record.seq for record in self._records if record.at_ns < at_ns - keep_ns]
+        return old[-1] if len(old) > 1 else None
+
+    def begin_compaction(
+        self, through_seq: int, state_version: int, state: dict[str, object]
+    ) -> None:
+        """As `Journal.begin_compaction`."""
+        carried = StateCarried(state_version=state_version, through_seq=through_seq, state=state)
+        replaced = next(record for record in self._records if record.seq == through_seq)
+        self._carried = msgspec.structs.replace(replaced, source="fact", event=carried)
+
+    def advance_compaction(self) -> bool:
+        """As `Journal.advance_compaction`, in one portion."""
+        first = self._carried
+        assert first is not None, "no compaction was begun"
+        later = [record for record in self._records if record.seq > first.seq]
+        self._records = [first, *later]
+        self._snapshots = [kept for kept in self._snapshots if kept[0] >= first.seq]
+        self._carried = None
+        return True
 
     def close(self) -> None:
         """As `Journal.close`; what was committed can still be read."""

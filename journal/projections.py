@@ -11,7 +11,7 @@ from typing import assert_never
 
 from journal import events
 from journal.events import AnyEvent, Record
-from journal.rows import Changes, MinuteRow, RequestRow, RunRow, request_row, run_row
+from journal.rows import Changes, MinuteRow, OpenRows, RequestRow, RunRow, request_row, run_row
 
 MINUTE_NS = 60_000_000_000
 
@@ -29,22 +29,29 @@ class Projection:
         self._changes = Changes()
         self._changed = False
 
-    def restore(
-        self,
-        requests: list[RequestRow],
-        run: RunRow | None,
-        minute: MinuteRow | None,
-        last_at_ns: int,
-    ) -> None:
-        """Starts from stored rows: the open requests, the newest run and the newest minute."""
-        self.requests = {row.number: row for row in requests}
-        self.numbers = {row.request_id: row.number for row in requests}
+    def restore(self, rows: OpenRows) -> None:
+        """Starts from the rows that were open when the events so far had been folded."""
+        self.requests = {row.number: row for row in rows.requests}
+        self.numbers = {row.request_id: row.number for row in rows.requests}
         self._awaiting = {
-            row.number for row in requests if row.phase == "decoding" and row.first_token_ns is None
+            row.number
+            for row in rows.requests
+            if row.phase == "decoding" and row.first_token_ns is None
         }
-        self.run = run
-        self.minute = minute
-        self.last_at_ns = last_at_ns
+        self.run = rows.run
+        self.minute = rows.minute
+        self.last_at_ns = rows.last_at_ns
+
+    def open_rows(self) -> OpenRows:
+        """What `restore` starts from."""
+        requests = list(self.requests.values())
+        return OpenRows(
+            requests=requests, run=self.run, minute=self.minute, last_at_ns=self.last_at_ns
+        )
+
+    def flush(self) -> None:
+        """Makes the next `take_changes` write what decode steps have counted."""
+        self._changed = True
 
     def apply(self, record: Record) -> None:
         """Folds one record."""
@@ -117,8 +124,7 @@ class Projection:
             case events.RequestQueued():
                 self._queued(record, event)
             case events.RequestRejected():
-                minute.num_rejected += 1
-                self._end(record, event.request_id, "rejected", event.reason, 0)
+                self._rejected(record, event, minute)
             case events.RequestAdmitted():
                 self._admitted(record, event, minute)
             case events.PrefillChunkPlanned():
@@ -194,6 +200,17 @@ class Projection:
             row.queued_ns = record.at_ns
             row.max_tokens = event.max_tokens
             row.num_waiting = event.num_waiting
+
+    def _rejected(self, record: Record, event: events.RequestRejected, minute: MinuteRow) -> None:
+        minute.num_rejected += 1
+        row = self._find(event.request_id)
+        if row is not None:
+            row.num_waiting = event.num_waiting
+        if row is not None and event.numbers is not None:
+            row.required_bytes = event.numbers.required_bytes
+            row.capacity_bytes = event.numbers.capacity_bytes
+            row.max_context_tokens = event.numbers.max_context_tokens
+        self._end(record, event.request_id, "rejected", event.reason, 0)
 
     def _admitted(self, record: Record, event: events.RequestAdmitted, minute: MinuteRow) -> None:
         minute.num_admitted += 1

@@ -4,13 +4,16 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import Table
 
 from journal import tables
-from journal.codec import decode_event
+from journal.codec import decode_event, encode_event
 from journal.database import Run
 from journal.events import AnyEvent, Record, TokensDecoded
-from journal.rows import MinuteRow, RequestRow, RunRow
+from journal.place import Position
+from journal.projections import Projection
+from journal.rows import MinuteRow, OpenRows, RequestRow, RunRow
 from journal.statements import column_names
 from journal.tokens import ID_BYTES, Logprobs, StepTokens, unpack_ids, unpack_logprobs, unpack_rows
 
@@ -22,6 +25,13 @@ _RECORDS = f"SELECT {_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY s
 _EVENTS_OF = f"SELECT {_COLUMNS} FROM events WHERE request_id = ? AND seq > ? ORDER BY seq LIMIT ?"
 _MAX_SEQ = 2**63 - 1
 
+# Side rows of requests that were never received, and of steps that were never committed.
+REMOVE_ORPHANS = (
+    "DELETE FROM token_ids WHERE request_id NOT IN (SELECT request_id FROM request)",
+    "DELETE FROM request_parameters WHERE request_id NOT IN (SELECT request_id FROM request)",
+    "DELETE FROM step_tokens WHERE seq NOT IN (SELECT seq FROM events)",
+)
+
 Row = TypeVar("Row", RequestRow, RunRow, MinuteRow)
 
 
@@ -30,6 +40,13 @@ def record_of(row: Sequence[Any]) -> Record:
     seq, run_id, step, source, kind, request_id, at_ns, version, body = row
     event = decode_event(kind, request_id, version, body)
     return Record(seq, run_id, step, source, at_ns, event)
+
+
+def event_columns(record: Record) -> tuple[object, ...]:
+    """A record as a row of `events`."""
+    kind, request_id, version, body = encode_event(record.event)
+    seq, run_id, step, source, at_ns, _ = msgspec.structs.astuple(record)
+    return (seq, run_id, step, source, kind, request_id, at_ns, version, body)
 
 
 def read_batch(run: Run, after_seq: int, until_seq: int | None) -> list[Record]:
@@ -60,6 +77,37 @@ def select_rows(
     return [cls(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
 
 
+def open_rows(run: Run, last_at_ns: int) -> OpenRows:
+    """The stored rows that later events may change."""
+    still_open = "WHERE outcome IS NULL ORDER BY number"
+    runs = select_rows(run, tables.run, RunRow, "ORDER BY run_id DESC LIMIT 1")
+    minutes = select_rows(run, tables.minute, MinuteRow, "ORDER BY minute DESC LIMIT 1")
+    return OpenRows(
+        requests=select_rows(run, tables.request, RequestRow, still_open),
+        run=runs[0] if runs else None,
+        minute=minutes[0] if minutes else None,
+        last_at_ns=last_at_ns,
+    )
+
+
+def load_projection(run: Run, last_at_ns: int) -> Projection:
+    """The fold of all events, from the stored rows and the few events behind them."""
+    rows = open_rows(run, last_at_ns)
+    projection = Projection()
+    projection.restore(rows)
+    through_seq = rows.minute.through_seq if rows.minute else 0
+    for record in read_records(run, through_seq, None):
+        projection.apply(record)
+    return projection
+
+
+def last_position(run: Run) -> Position:
+    """That of the newest event."""
+    query = "SELECT seq, step, at_ns, run_id FROM events ORDER BY seq DESC LIMIT 1"
+    newest = run(query).fetchone()
+    return Position() if newest is None else Position(*newest)
+
+
 def find_request(run: Run, request_id: str) -> RequestRow | None:
     """The row of a request, or None."""
     rows = select_rows(run, tables.request, RequestRow, "WHERE request_id = ?", (request_id,))
@@ -78,6 +126,16 @@ def parameters(run: Run, request_id: str) -> bytes | None:
     query = "SELECT body FROM request_parameters WHERE request_id = ?"
     row = run(query, (request_id,)).fetchone()
     return None if row is None else row[0]
+
+
+def purgeable(run: Run, ended_ns: int, limit: int) -> list[tuple[str]]:
+    """Requests that ended by then and still have token ids or parameters."""
+    query = (
+        "SELECT request_id FROM (SELECT request_id FROM request_parameters"
+        " UNION SELECT request_id FROM token_ids) JOIN request USING (request_id)"
+        " WHERE request.ended_ns <= ? LIMIT ?"
+    )
+    return [(name,) for (name,) in run(query, (ended_ns, limit)).fetchall()]
 
 
 class Output:

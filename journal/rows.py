@@ -41,6 +41,9 @@ class RequestRow(msgspec.Struct, kw_only=True):
     prefill_duration_ns: int = 0
     reserved_bytes: int | None = None
     num_waiting: int | None = None
+    required_bytes: int | None = None
+    capacity_bytes: int | None = None
+    max_context_tokens: int | None = None
     num_admissions: int = 0
     num_retries: int = 0
     num_recoveries: int = 0
@@ -93,6 +96,17 @@ class MinuteRow(msgspec.Struct, kw_only=True):
     num_output_tokens: int = 0
     decode_duration_ns: int = 0
     through_seq: int = 0
+
+
+class OpenRows(msgspec.Struct, kw_only=True):
+    """The rows that later events may change: the open requests, the newest run and minute, and the
+    time of the last event.
+    """
+
+    requests: list[RequestRow]
+    run: RunRow | None
+    minute: MinuteRow | None
+    last_at_ns: int
 
 
 @dataclass(slots=True)

@@ -83,6 +83,9 @@ TABLES = (
         prefill_duration_ns INTEGER NOT NULL,
         reserved_bytes INTEGER,
         num_waiting INTEGER,
+        required_bytes INTEGER,
+        capacity_bytes INTEGER,
+        max_context_tokens INTEGER,
         num_admissions INTEGER NOT NULL,
         num_retries INTEGER NOT NULL,
         num_recoveries INTEGER NOT NULL,
@@ -162,8 +165,117 @@ TRIGGERS = (
     """,
 )
 
+# The public SQL surface, explained in journal/views.md. Times are UTC as text, durations are in
+# milliseconds or in the unit that the name ends in.
+VIEWS = (
+    """
+    CREATE VIEW requests AS SELECT
+        number,
+        request_id,
+        client_request_id,
+        route,
+        model_fingerprint,
+        phase,
+        outcome,
+        reason,
+        detail,
+        strftime('%Y-%m-%dT%H:%M:%fZ', received_ns / 1e9, 'unixepoch') AS received_at,
+        strftime('%Y-%m-%dT%H:%M:%fZ', ended_ns / 1e9, 'unixepoch') AS ended_at,
+        (admitted_ns - received_ns) / 1000000 AS waited_ms,
+        prefill_duration_ns / 1000000 AS prefill_ms,
+        (first_token_ns - received_ns) / 1000000 AS first_token_ms,
+        (ended_ns - first_token_ns) / 1000000 AS decode_ms,
+        (ended_ns - received_ns) / 1000000 AS total_ms,
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_prefilled_tokens,
+        num_output_tokens,
+        asked_max_tokens,
+        max_tokens,
+        round(1e9 * (num_output_tokens - 1) / nullif(ended_ns - first_token_ns, 0), 2)
+            AS decode_tokens_per_s,
+        reserved_bytes,
+        num_waiting,
+        num_admissions,
+        num_retries,
+        num_recoveries,
+        num_deaths,
+        run_id,
+        ended_run_id,
+        received_seq,
+        ended_seq
+    FROM request
+    """,
+    """
+    CREATE VIEW runs AS SELECT
+        run_id,
+        strftime('%Y-%m-%dT%H:%M:%fZ', started_ns / 1e9, 'unixepoch') AS started_at,
+        strftime('%Y-%m-%dT%H:%M:%fZ', ready_ns / 1e9, 'unixepoch') AS ready_at,
+        strftime('%Y-%m-%dT%H:%M:%fZ', ended_ns / 1e9, 'unixepoch') AS ended_at,
+        ended_by,
+        end_reason,
+        load_duration_ns / 1000000 AS load_ms,
+        model_name,
+        model_fingerprint,
+        one_row_only,
+        policy_version,
+        code_digest,
+        platform,
+        blas,
+        sqlite_version,
+        mlx_version,
+        python_version,
+        versions,
+        limits,
+        configuration,
+        process_id,
+        engine_nonce,
+        first_seq
+    FROM run
+    """,
+    """
+    CREATE VIEW throughput AS SELECT
+        strftime('%Y-%m-%dT%H:%MZ', minute * 60, 'unixepoch') AS minute_at,
+        num_received,
+        num_rejected,
+        num_admitted,
+        num_finished,
+        num_cancelled,
+        num_aborted,
+        num_chunks,
+        num_prefilled_tokens,
+        prefill_duration_ns / 1000000 AS prefill_ms,
+        round(1e9 * num_prefilled_tokens / nullif(prefill_duration_ns, 0), 2)
+            AS prefill_tokens_per_s,
+        num_decode_steps,
+        num_output_tokens,
+        decode_duration_ns / 1000000 AS decode_ms,
+        round(1e9 * num_output_tokens / nullif(decode_duration_ns, 0), 2) AS decode_tokens_per_s,
+        round(1.0 * num_decode_rows / nullif(num_decode_steps, 0), 2) AS mean_rows
+    FROM minute
+    """,
+    """
+    CREATE VIEW rejections AS SELECT
+        number,
+        request_id,
+        client_request_id,
+        route,
+        strftime('%Y-%m-%dT%H:%M:%fZ', received_ns / 1e9, 'unixepoch') AS received_at,
+        reason,
+        num_prompt_tokens,
+        asked_max_tokens,
+        num_waiting,
+        required_bytes,
+        capacity_bytes,
+        max_context_tokens,
+        run_id,
+        ended_seq
+    FROM request WHERE outcome = 'rejected'
+    """,
+)
+
 
 def upgrade() -> None:
-    """Makes the tables, then the triggers."""
-    for statement in TABLES + TRIGGERS:
+    """Makes the tables, then triggers and views over them."""
+    for statement in TABLES + TRIGGERS + VIEWS:
         op.execute(statement)

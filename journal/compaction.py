@@ -1,0 +1,164 @@
+"""A journal is made shorter by writing its successor and renaming that over it.
+
+The successor begins with state_carried, which takes the place and the seq of the last event that
+it stands for; later events keep theirs. Projections, parameters and the token ids still stored go
+along. It is written in bounded portions between commits, and takes the journal's place once it has
+caught up. Killed at any moment, either file is whole, and it is the one under the journal's name.
+"""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from journal.database import Database, Run, file_uri, make_engine, translated
+from journal.errors import JournalBroken
+from journal.events import Record, StateCarried
+from journal.files import flush, make_private, replacement_of
+from journal.queries import event_columns, read_records
+from journal.rebuild import Rebuild, load_base
+from journal.statements import INSERT_EVENT
+
+PORTION_EVENTS = 5_000
+"""Events copied between two commits: some 20 ms."""
+
+# What decides whether shortening is worth its writing: a tenth of the events has to go.
+LEAST_SHARE = 10
+
+_COPIED_TABLES = ("token_ids", "request_parameters", "request", "run", "minute", "alembic_version")
+_EMPTY_TABLES = ("events", "step_tokens", "snapshots", "carried_rows")
+
+
+def compaction_point(run: Run, at_ns: int, keep_ns: int, keep_bytes: int) -> int | None:
+    """The seq through which the events should go: those before `at_ns - keep_ns`, and as many more
+    as bring the file under four fifths of `keep_bytes`. None when that is little or nothing.
+    """
+    first, last = run("SELECT min(seq), max(seq) FROM events").one()
+    if first is None:
+        return None
+    through = max(
+        _last_before(run, first, last, at_ns - keep_ns), _last_beyond(run, first, last, keep_bytes)
+    )
+    through = _end_of_step(run, through)
+    return through if through - first >= max(1, (last - first) // LEAST_SHARE) else None
+
+
+def _last_before(run: Run, first: int, last: int, at_ns: int) -> int:
+    """The last seq before a time, by bisection: time does not go back."""
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        found: int = run("SELECT at_ns FROM events WHERE seq = ?", (middle,)).scalar_one()
+        low, high = (middle, high) if found < at_ns else (low, middle - 1)
+    return low
+
+
+def _last_beyond(run: Run, first: int, last: int, keep_bytes: int) -> int:
+    """The last seq that has to go when events are what fills the file."""
+    num_pages: int = run("PRAGMA page_count").scalar_one()
+    num_free: int = run("PRAGMA freelist_count").scalar_one()
+    used_bytes = (num_pages - num_free) * run("PRAGMA page_size").scalar_one()
+    if used_bytes <= keep_bytes:
+        return 0
+    return last - (last - first) * (keep_bytes * 4 // 5) // used_bytes
+
+
+def _end_of_step(run: Run, seq: int) -> int:
+    """The last seq up to `seq` that ends a step."""
+    query = (
+        "SELECT max(seq) FROM events WHERE seq <= ? AND step <"
+        " (SELECT step FROM events WHERE seq = ?)"
+    )
+    end: int | None = run(query, (seq, seq + 1)).scalar()
+    return seq if end is None else end
+
+
+class Compaction:
+    """The writing of one successor: `advance` until it says that all is copied, then `complete`."""
+
+    def __init__(self, database: Database, first: Record) -> None:
+        """`first` is the record of state_carried."""
+        assert isinstance(first.event, StateCarried)
+        self._database = database
+        self._first = first
+        self._rebuild = Rebuild(load_base(database.run))
+        self._folded_seq = 0
+        self._copied_seq = first.seq
+        self._resources = ExitStack()
+        self.file = replacement_of(database.file)
+        self.file.unlink(missing_ok=True)
+        make_private(self.file)
+        with translated(self.file), ExitStack() as stack:
+            engine = make_engine(self.file, "rw")
+            stack.callback(engine.dispose)
+            self._run: Run = stack.enter_context(engine.connect()).exec_driver_sql
+            # Nobody reads this file before it is whole and flushed: it needs neither log nor sync.
+            self._run("PRAGMA journal_mode = OFF").close()
+            self._run("PRAGMA synchronous = OFF").close()
+            with self._old():
+                self._make_tables()
+            self._run(INSERT_EVENT, event_columns(first))
+            self._resources = stack.pop_all()
+
+    @contextmanager
+    def _old(self) -> Generator[None, None, None]:
+        """The journal as a second database of this connection, and only as long as it is read."""
+        self._run("ATTACH ? AS old", (file_uri(self._database.file, "ro"),))
+        try:
+            yield
+        finally:
+            self._run("DETACH old")
+
+    def _make_tables(self) -> None:
+        for name in (*_COPIED_TABLES, *_EMPTY_TABLES):
+            query = "SELECT sql FROM old.sqlite_master WHERE type = 'table' AND name = ?"
+            self._run(self._run(query, (name,)).scalar_one())
+
+    def advance(self) -> bool:
+        """Folds or copies one portion; True when all that was committed so far is copied."""
+        with translated(self.file):
+            if self._folded_seq < self._first.seq:
+                self._fold_portion()
+                return False
+            with self._old():
+                last: int = self._run("SELECT max(seq) FROM old.events").scalar_one()
+                end = min(last, self._copied_seq + PORTION_EVENTS)
+                query = "INSERT INTO events SELECT * FROM old.events WHERE seq > ? AND seq <= ?"
+                self._run(query, (self._copied_seq, end))
+            self._copied_seq = end
+            return end == last
+
+    def _fold_portion(self) -> None:
+        """The rows of the projections as they were at state_carried, bit by bit."""
+        end = min(self._first.seq, self._folded_seq + PORTION_EVENTS)
+        for record in read_records(self._database.run, self._folded_seq, end):
+            self._rebuild.apply(record)
+        self._folded_seq = end
+
+    def complete(self) -> None:
+        """Copies what changes with every commit, and flushes the file. No commit may come between
+        the last `advance`, this, and the replacement.
+        """
+        with translated(self.file), self._old():
+            body = msgspec.json.encode(self._rebuild.base()).decode()
+            self._run("INSERT INTO carried_rows VALUES (?, ?)", (self._first.seq, body))
+            for table in _COPIED_TABLES:
+                self._run(f"INSERT INTO {table} SELECT * FROM old.{table}")
+            snapshots = "INSERT INTO snapshots SELECT * FROM old.snapshots WHERE seq >= ?"
+            self._run(snapshots, (self._first.seq,))
+            query = (
+                "SELECT sql FROM old.sqlite_master WHERE sql IS NOT NULL AND type <> 'table'"
+                " ORDER BY CASE type WHEN 'view' THEN 1 ELSE 0 END"
+            )
+            for (statement,) in self._run(query).fetchall():
+                self._run(statement)
+        self._resources.close()
+        try:
+            flush(self.file)
+        except OSError as error:
+            raise JournalBroken(f"{self.file}: cannot be flushed ({error.strerror})") from error
+
+    def discard(self) -> None:
+        """Gives the successor up."""
+        self._resources.close()
+        self.file.unlink(missing_ok=True)

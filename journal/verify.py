@@ -1,0 +1,148 @@
+"""Whether a journal is what it promises to be: `fermata journal verify`."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from journal import queries, tables
+from journal.database import Run, schema_of
+from journal.errors import UnreadableEvent
+from journal.events import Record, StateCarried
+from journal.place import Position
+from journal.rebuild import Rebuild, load_base
+from journal.rows import Changes, MinuteRow, RequestRow, RunRow
+from journal.tables import SCHEMA
+from journal.tokens import ID_BYTES
+
+TRIGGERS = ("events_have_no_gap", "events_never_change", "events_never_go")
+
+# Each counts rows that should not be there.
+ORPHANS = {
+    "token_ids: rows of requests that were never received": (
+        "SELECT count(*) FROM token_ids WHERE request_id NOT IN (SELECT request_id FROM request)"
+    ),
+    "request_parameters: rows of requests that were never received": (
+        "SELECT count(*) FROM request_parameters"
+        " WHERE request_id NOT IN (SELECT request_id FROM request)"
+    ),
+    "step_tokens: rows of no tokens_decoded": (
+        "SELECT count(*) FROM step_tokens WHERE seq NOT IN"
+        " (SELECT seq FROM events WHERE kind = 'tokens_decoded')"
+    ),
+    "snapshots: rows of no event": (
+        "SELECT count(*) FROM snapshots WHERE seq NOT IN (SELECT seq FROM events)"
+    ),
+}
+
+
+def verify(run: Run) -> Iterator[str]:
+    """What is wrong, one line each. Runs in the caller's transaction, and reads everything."""
+    yield from _file(run)
+    yield from _events(run)
+    try:
+        yield from _projections(run)
+    except UnreadableEvent as error:
+        yield str(error)
+
+
+def _file(run: Run) -> Iterator[str]:
+    for (line,) in run("PRAGMA integrity_check").fetchall():
+        if line != "ok":
+            yield f"file: {line}"
+    if schema_of(run) != SCHEMA:
+        yield f"schema: {schema_of(run)}, expected {SCHEMA}"
+    query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'events'"
+    found = {name for (name,) in run(query).fetchall()}
+    for name in TRIGGERS:
+        if name not in found:
+            yield f"events: trigger {name} is missing, so they are not append-only"
+    for what, query in ORPHANS.items():
+        count = run(query).scalar()
+        if count:
+            yield f"{what}: {count}"
+
+
+def _events(run: Run) -> Iterator[str]:
+    query = "SELECT count(*), coalesce(min(seq), 1), coalesce(max(seq), 0) FROM events"
+    count, first, last = run(query).one()
+    if count != last - first + 1:
+        yield f"events: {last - first + 1 - count} are missing between seq {first} and {last}"
+    if first != 1 and not isinstance(_first_record(run).event, StateCarried):
+        yield f"events: begin with seq {first}, and not with state_carried"
+
+
+def _first_record(run: Run) -> Record:
+    return queries.read_batch(run, 0, None)[0]
+
+
+def _order(last: Position, record: Record) -> Iterator[str]:
+    """A record against the one before it."""
+    if record.step < last.step or record.run_id < last.run_id or record.at_ns < last.at_ns:
+        yield f"events: seq {record.seq} goes back in step, run or time"
+
+
+def _projections(run: Run) -> Iterator[str]:
+    """Folds all events again, and compares each row once it is final with the stored one."""
+    rebuild = Rebuild(load_base(run))
+    last = Position()
+    for record in queries.read_records(run, 0, None):
+        yield from _order(last, record)
+        last = Position(record.seq, record.step, record.at_ns, record.run_id)
+        changes = rebuild.apply(record)
+        if changes is not None:
+            yield from _final_rows(run, rebuild, changes)
+    stored = queries.load_projection(run, last.at_ns).open_rows()
+    rebuilt = rebuild.projection.open_rows()
+    yield from _compare("run", rebuilt.run, stored.run)
+    yield from _compare("minute", rebuilt.minute, stored.minute)
+    for row in rebuilt.requests:
+        other = next((other for other in stored.requests if other.number == row.number), None)
+        yield from _compare("request", row, other)
+        yield from _tokens(run, row, rebuild.counts.get(row.number, 0))
+    if len(stored.requests) != len(rebuilt.requests):
+        yield f"request: {len(stored.requests)} are open, rebuilt {len(rebuilt.requests)}"
+
+
+def _final_rows(run: Run, rebuild: Rebuild, changes: Changes) -> Iterator[str]:
+    for number in changes.ended:
+        row = changes.requests[number]
+        stored = queries.select_rows(run, tables.request, RequestRow, "WHERE number = ?", (number,))
+        yield from _compare("request", row, stored[0] if stored else None)
+        yield from _tokens(run, row, rebuild.counts.pop(number, 0))
+    for row in changes.runs.values():
+        if row is not rebuild.projection.run:
+            stored = queries.select_rows(run, tables.run, RunRow, "WHERE run_id = ?", (row.run_id,))
+            yield from _compare("run", row, stored[0] if stored else None)
+    for row in changes.minutes.values():
+        if row is not rebuild.projection.minute:
+            stored = queries.select_rows(
+                run, tables.minute, MinuteRow, "WHERE minute = ?", (row.minute,)
+            )
+            yield from _compare("minute", row, stored[0] if stored else None)
+
+
+def _compare(
+    table: str,
+    rebuilt: RequestRow | RunRow | MinuteRow | None,
+    stored: RequestRow | RunRow | MinuteRow | None,
+) -> Iterator[str]:
+    """Every column but `through_seq`, which says when a row was written and not what happened."""
+    if rebuilt is None or stored is None:
+        if rebuilt is not stored:
+            yield f"{table}: a row is {'missing' if stored is None else 'too many'}"
+        return
+    for name in rebuilt.__struct_fields__:
+        new, old = getattr(rebuilt, name), getattr(stored, name)
+        if new != old and name != "through_seq":
+            key = msgspec.structs.astuple(rebuilt)[0]
+            yield f"{table} {key}: {name} is {old!r}, rebuilt {new!r}"
+
+
+def _tokens(run: Run, row: RequestRow, count: int) -> Iterator[str]:
+    """The stored output of a request against the counts of its decode steps."""
+    if row.outcome is not None and row.num_output_tokens != count:
+        yield f"request {row.number}: ended with {row.num_output_tokens} tokens, decoded {count}"
+    stored = len(queries.output_tokens(run, row.request_id).ids) // ID_BYTES
+    purged = row.outcome is not None and stored == 0
+    if stored != count and not purged:
+        yield f"token_ids: {stored} of request {row.number}, decoded {count}"
