@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import assert_never
 
+import structlog
+
 from journal import events
 from journal.database import Durability
 from journal.errors import JournalFull
@@ -29,6 +31,8 @@ from scheduler.sensors import MAX_EVENTS, Collected, Sensors
 from scheduler.settings import Settings
 from scheduler.state import STATE_VERSION
 from scheduler.streams import Accepted, Rejected, StreamEnd
+
+log = structlog.get_logger(__name__)
 
 
 class StopNow(Exception):
@@ -205,14 +209,19 @@ class Loop:
         self.metrics.step_ns.observe(now_ns - began_ns)
 
     def keep_up(self) -> None:
-        """Saves a snapshot every so many events."""
-        if self.state.seq - self.snapshot_seq >= self.settings.journal.snapshot_events:
+        """Saves a snapshot every so many events. It is a cache: without space there is none."""
+        if self.state.seq - self.snapshot_seq < self.settings.journal.snapshot_events:
+            return
+        try:
             self.save_snapshot()
+        except JournalFull:
+            log.warning("no space for a snapshot: the next start folds more events")
 
     def save_snapshot(self) -> None:
         """Keeps the state, so that the next start folds what comes after it."""
         state = self.state
         self.snapshot_seq = state.seq
+        self.metrics.snapshots += 1
         self.journal.save_snapshot(state.seq, STATE_VERSION, code_digest(), encode_state(state))
 
 
