@@ -1,0 +1,166 @@
+"""Plays a scenario file against the core and writes down what came of it.
+
+A file is blocks with an empty line between them. A block is one step: a fact a line, then `----`,
+then what the step led to: its records with their seqs, its effects with the seq of their cause,
+and the open requests behind it. Lines before the first block that begin with # say what the
+scenario is about.
+
+    server_started max_rows=2 ceiling_bytes=9000000 fingerprint=other
+    engine_ready one_row_only=true
+    request_received a num_prompt_tokens=20 max_tokens=5
+    prefill_chunk_done                      the chunk that is planned
+    tokens_decoded a=stop                   a token for each row of the batch, and who ends
+    kv_freed a
+    engine_failed a during=prefill
+    cancel_requested a
+    client_gone a
+    server_stopping
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from journal import events
+from journal.events import AnyEvent, Record
+from scheduler.effects import Effect
+from scheduler.request import Phase, Request
+from scheduler.state import SchedulerState
+from tests.unit.core_driver import LIMITS, MODEL, CoreDriver, engine_ready, server_started
+
+RULE = "----"
+Details = dict[str, Any]
+
+
+def rewritten(text: str) -> str:
+    """The scenario with what its steps lead to now."""
+    head, *blocks = text.strip().split("\n\n")
+    script = Script()
+    played = [script.play(block.partition(RULE)[0].strip()) for block in blocks]
+    return "\n\n".join([head, *played]) + "\n"
+
+
+class Script:
+    """One scenario in progress."""
+
+    def __init__(self) -> None:
+        self.driver = CoreDriver()
+        self.arrived = 0
+
+    def play(self, block: str) -> str:
+        """Takes one step with the facts of this block; the block with its outcome."""
+        first, self.arrived = len(self.driver.records), 0
+        facts = [self.fact(line) for line in block.splitlines()]
+        self.driver.step(*facts)
+        state = self.driver.state
+        lines = [self.line_of(record) for record in self.driver.records[first:]]
+        lines += [f"-> {self.words_of_effect(effect)}" for effect in self.driver.effects]
+        lines += [f"   {standing(state, state.requests[number])}" for number in state.requests]
+        return "\n".join([block, RULE, *lines])
+
+    def fact(self, line: str) -> AnyEvent:
+        """The fact that a line names. Raises KeyError for a kind that scenarios do not know."""
+        kind, *words = line.split()
+        names = [word for word in words if "=" not in word]
+        details = dict(word.split("=") for word in words if "=" in word)
+        return FACTS[kind](self, *names, **details)
+
+    def line_of(self, record: Record) -> str:
+        """A record, without what its script line says already."""
+        kind = events.kind_of(type(record.event).__name__)
+        if record.source == "fact":
+            return f"{record.seq} {kind}"
+        return f"{record.seq} {kind} {words_of(msgspec.structs.asdict(record.event))}".rstrip()
+
+    def words_of_effect(self, effect: Effect) -> str:
+        details = asdict(effect)
+        seq, _ = details.pop("seq"), details.pop("event", None)
+        kind = events.kind_of(type(effect).__name__)
+        return f"{kind} {words_of(details)}".rstrip() + f" ({seq})"
+
+
+def words_of(details: Details) -> str:
+    """Fields as words; the request's id stands alone, numbers that explain are unfolded, and what
+    is null, false or empty is left out.
+    """
+    words: list[str] = []
+    for name, value in details.items():
+        if value is None or value is False or value == "":
+            continue
+        if name == "request_id":
+            words.insert(0, value)
+        elif isinstance(value, msgspec.Struct):
+            words.append(words_of(msgspec.structs.asdict(value)))
+        elif isinstance(value, tuple):
+            words.append(f"{name}={','.join(map(str, value)) or '-'}")
+        else:
+            words.append(f"{name}={value}" if " " not in str(value) else f"{name}='{value}'")
+    return " ".join(words)
+
+
+def standing(state: SchedulerState, request: Request) -> str:
+    """Where a request is now."""
+    words = f"{request.request_id}: {request.phase.value}"
+    words += f" {request.num_prompt_tokens}+{request.num_output_tokens} tokens"
+    if request.phase is not Phase.WAITING:
+        words += f", {request.num_cached_tokens} cached, {request.reserved_bytes} bytes"
+    if request.held_reason is not None:
+        words += f", held: {request.held_reason}"
+    for what in ("retries", "deaths"):
+        if getattr(request, what):
+            words += f", {getattr(request, what)} {what}"
+    return words + (", solo" if request.solo else "")
+
+
+# Facts
+
+
+def start(script: Script, **details: str) -> AnyEvent:
+    script.driver.run_id += 1
+    limits = changed(LIMITS, details)
+    model = changed(MODEL, details)
+    script.driver.model = model
+    return server_started(limits, model)
+
+
+def changed(default: Any, details: dict[str, str]) -> Any:
+    """Limits or model facts with what the line says of them."""
+    fields = {name: details[name] for name in default.__struct_fields__ if name in details}
+    whole = msgspec.structs.asdict(default) | fields
+    return msgspec.convert(whole, type(default), strict=False)
+
+
+def ready(script: Script, one_row_only: str = "false", **details: str) -> AnyEvent:
+    model = changed(script.driver.model, details)
+    return engine_ready(model, one_row_only=one_row_only == "true")
+
+
+def receive(
+    script: Script, name: str, num_prompt_tokens: str, max_tokens: str = "none"
+) -> AnyEvent:
+    limit = None if max_tokens == "none" else int(max_tokens)
+    arrival = script.driver.receive(int(num_prompt_tokens), limit, name=name)
+    script.arrived += 1
+    return msgspec.structs.replace(arrival, number=arrival.number + script.arrived - 1)
+
+
+def fail(script: Script, name: str, during: str) -> AnyEvent:
+    fact = script.driver.failed(name)
+    return msgspec.convert(msgspec.to_builtins(fact) | {"during": during}, events.EngineFailed)
+
+
+FACTS: dict[str, Callable[..., AnyEvent]] = {
+    "server_started": start,
+    "engine_ready": ready,
+    "request_received": receive,
+    "prefill_chunk_done": lambda script: script.driver.chunk_done(),
+    "tokens_decoded": lambda script, **ends: script.driver.decoded(**ends),
+    "kv_freed": lambda script, name: script.driver.freed(name),
+    "engine_failed": fail,
+    "cancel_requested": lambda _, name: events.CancelRequested(request_id=name),
+    "client_gone": lambda _, name: events.ClientGone(request_id=name),
+    "server_stopping": lambda _: events.ServerStopping(reason="SIGTERM"),
+}
+assert set(FACTS) == {events.kind_of(fact.__name__) for fact in events.FACTS} - {"state_carried"}
