@@ -9,16 +9,17 @@ that phase. What the table does not list is illegal, raises `IllegalTransition` 
 nothing.
 
 - A request is born `waiting`, by `request_received`. In the same step `decide` takes it
-(`request_queued`) or refuses it (`request_rejected`), so a received request that nobody has judged
-exists only inside a step. - `request_admitted` gives it a row in the engine: it is `prefilling`
-until all of its known tokens but the last are in the row's caches. The last token is pending: the
-first decode step feeds it. So a prompt of one token has nothing to prefill, and passes through
-`prefilling` within one step. - `batch_changed` that names it among the joined makes it `decoding`.
-From here on, at every committed boundary, the cached positions are prompt + output - 1. - Its row
-may fail (`request_retried`), or the process may end (`server_started` of the next run): it is
-`waiting` again, and what it has put out so far is now known, to be prefilled like a prompt. -
-`finished`, `cancelled`, `aborted` and `rejected` are ends. Nothing leads out of them, and a
-request that has reached one leaves the state in the same step.
+  (`request_queued`) or refuses it (`request_rejected`), so a received request that nobody has
+  judged exists only inside a step.
+- `request_admitted` gives it a row in the engine: it is `prefilling` until all of its known tokens
+  but the last are in the row's caches. The last token is pending: the first decode step feeds it.
+  So a prompt of one token has nothing to prefill, and passes through `prefilling` within one step.
+- `batch_changed` that names it among the joined makes it `decoding`. From here on, at every
+  committed boundary, the cached positions are prompt + output - 1.
+- Its row may fail (`request_retried`), or the process may end (`server_started` of the next run):
+  it is `waiting` again, and what it has put out so far is now known, to be prefilled like a prompt.
+- `finished`, `cancelled`, `aborted` and `rejected` are ends. Nothing leads out of them, and a
+  request that has reached one leaves the state in the same step.
 """
 
 from enum import StrEnum
