@@ -28,6 +28,8 @@ WRITER_PRAGMAS = (
     WAL,
     # The journal decides when the log is copied into the file: see Database.checkpoint.
     "PRAGMA wal_autocheckpoint = 0",
+    # After a reader has held the log back, it shrinks again. In bytes.
+    "PRAGMA journal_size_limit = 67108864",
     # Deleted token ids are overwritten: what is purged is gone from the file.
     "PRAGMA secure_delete = ON",
     # On macOS a plain fsync leaves the data in the drive's cache. No effect elsewhere.

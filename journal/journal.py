@@ -6,7 +6,7 @@ the projections that they change.
 
 from array import array
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from journal import queries
 from journal.compaction import Compaction, compaction_point
 from journal.database import Database, Durability, translated
+from journal.errors import JournalFull
 from journal.events import (
     Decision,
     Fact,
@@ -39,7 +40,8 @@ from journal.tokens import NO_ROWS, Logprobs, SideRows
 from journal.verify import verify
 
 GATHER_STEPS = 512
-CHECKPOINT_COMMITS = 512
+CHECKPOINT_BYTES = 8 * 2**20
+COMMIT_BYTES = 16 * 2**10
 KEPT_SNAPSHOTS = 2
 PURGED_REQUESTS = 100
 
@@ -52,7 +54,7 @@ class Journal(Positioned):
         self._durability: Durability = durability
         self._gather_steps = gather_steps
         self._run_begun = False
-        self._num_commits = 0
+        self._log_bytes = 0
         self._compaction: Compaction | None = None
         self._load()
 
@@ -117,7 +119,7 @@ class Journal(Positioned):
         newest = records[-1]
         self.last = Position(newest.seq, step, at_ns, newest.run_id)
         self._run_begun = True
-        self._checkpoint_when_due()
+        self._checkpoint_when_due(side)
         return records
 
     @contextmanager
@@ -165,10 +167,14 @@ class Journal(Positioned):
         for number in changes.ended:
             self._outputs.end(number)
 
-    def _checkpoint_when_due(self) -> None:
-        self._num_commits += 1
-        if self._num_commits % CHECKPOINT_COMMITS == 0:
-            self._database.checkpoint()
+    def _checkpoint_when_due(self, side: SideRows) -> None:
+        """Copies the log into the file now and then: what a commit adds to it is estimated."""
+        self._log_bytes += COMMIT_BYTES + sum(len(ids) for _, ids in side.prompts)
+        if self._log_bytes >= CHECKPOINT_BYTES:
+            self._log_bytes = 0
+            # A full disk is no failure of the commit, which is in the log; the next copy comes.
+            with suppress(JournalFull):
+                self._database.checkpoint()
 
     def read(self, after_seq: int = 0, until_seq: int | None = None) -> Iterator[Record]:
         """The records after `after_seq`, up to and with `until_seq`, in order."""

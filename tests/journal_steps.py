@@ -1,6 +1,7 @@
 """Short ways to make events and journals, shared by the journal's tests."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from journal.database import Durability
 from journal.events import (
@@ -145,6 +146,13 @@ class Steps:
         )
         left = BatchChanged(batch=self.num_batches, numbers=self.batch, joined=(), left=(number,))
         return self.commit([event], [end, left], SideRows(tokens={0: rows}), "power")
+
+
+def run_sql(journal: Journal, statement: str, *values: Any) -> Any:
+    """The result of a statement on the connection that writes, to look or to break behind its
+    back.
+    """
+    return journal._run(statement, *values)  # pyright: ignore[reportPrivateUsage]
 
 
 def received(number: int, num_prompt_tokens: int = 3) -> RequestReceived:
