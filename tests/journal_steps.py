@@ -1,9 +1,9 @@
 """Short ways to make events and journals, shared by the journal's tests."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from journal.database import Durability
+from journal.database import Durability, Run
 from journal.events import (
     BatchChanged,
     ClientGone,
@@ -23,6 +23,8 @@ from journal.events import (
 from journal.journal import Journal
 from journal.memory import MemoryJournal
 from journal.tokens import NO_ROWS, Logprobs, SideRows, StepTokens, pack_ids
+
+SomeJournal = TypeVar("SomeJournal", bound=Journal | MemoryJournal)
 
 START_NS = 1_760_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -71,10 +73,10 @@ def server_started(policy_version: int = 1) -> ServerStarted:
     )
 
 
-class Steps:
+class Steps(Generic[SomeJournal]):
     """Commits steps to a journal, one second apart. Every method is one commit."""
 
-    def __init__(self, journal: Journal | MemoryJournal) -> None:
+    def __init__(self, journal: SomeJournal) -> None:
         self.journal = journal
         self.batch: tuple[int, ...] = ()
         self.num_batches = 0
@@ -152,7 +154,12 @@ def run_sql(journal: Journal, statement: str, *values: Any) -> Any:
     """The result of a statement on the connection that writes, to look or to break behind its
     back.
     """
-    return journal._run(statement, *values)  # pyright: ignore[reportPrivateUsage]
+    return run_of(journal)(statement, *values)
+
+
+def run_of(journal: Journal) -> Run:
+    """What runs statements on the connection that writes."""
+    return journal._run  # pyright: ignore[reportPrivateUsage]
 
 
 def received(number: int, num_prompt_tokens: int = 3) -> RequestReceived:

@@ -14,7 +14,7 @@ from tests.journal_steps import SECOND_NS, START_NS, Steps, request_id
 STATE: dict[str, object] = {"requests": {"2": {"phase": "waiting"}}, "seq": 0}
 
 
-def busy_journal(folder: Path) -> Steps:
+def busy_journal(folder: Path) -> Steps[Journal]:
     """Two requests decode, one of them ends, and a third arrives."""
     steps = Steps(Journal.open(folder))
     steps.start()
@@ -40,7 +40,6 @@ def last_seq_of_step(journal: Journal, step: int) -> int:
 def test_later_events_keep_their_place_behind_the_carried_state(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     before = list(journal.read())
     through_seq = last_seq_of_step(journal, 5)
     journal.begin_compaction(through_seq, 1, STATE)
@@ -63,7 +62,6 @@ def test_later_events_keep_their_place_behind_the_carried_state(tmp_path: Path) 
 def test_tokens_parameters_and_rows_survive(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     with JournalReader.open(tmp_path) as reader:
         rows = [reader.request(request_id(number)) for number in (1, 2, 3)]
     journal.begin_compaction(last_seq_of_step(journal, 4), 1, STATE)
@@ -80,7 +78,6 @@ def test_tokens_parameters_and_rows_survive(tmp_path: Path) -> None:
 def test_the_journal_goes_on_in_the_new_file(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     journal.begin_compaction(last_seq_of_step(journal, 3), 1, STATE)
     finish_compaction(journal)
     last = steps.finish(2, [24], 4)
@@ -96,7 +93,6 @@ def test_the_journal_goes_on_in_the_new_file(tmp_path: Path) -> None:
 def test_commits_between_two_portions_are_in_it(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     journal.begin_compaction(last_seq_of_step(journal, 3), 1, STATE)
     assert not journal.advance_compaction()
     committed = steps.decode({2: [24]})
@@ -109,7 +105,6 @@ def test_commits_between_two_portions_are_in_it(tmp_path: Path) -> None:
 def test_it_can_be_compacted_twice(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     for step in (3, 6):
         journal.begin_compaction(last_seq_of_step(journal, step), 1, STATE)
         finish_compaction(journal)
@@ -121,7 +116,6 @@ def test_it_can_be_compacted_twice(tmp_path: Path) -> None:
 def test_everything_may_go_into_the_carried_state(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     journal.begin_compaction(journal.last_seq, 1, STATE)
     finish_compaction(journal)
     assert len(list(journal.read())) == 1
@@ -133,7 +127,6 @@ def test_everything_may_go_into_the_carried_state(tmp_path: Path) -> None:
 def test_it_waits_while_somebody_reads(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     before = list(journal.read())
     journal.begin_compaction(last_seq_of_step(journal, 4), 1, STATE)
     with JournalReader.open(tmp_path) as reader, reader.transaction() as run:
@@ -151,7 +144,6 @@ def test_it_waits_while_somebody_reads(tmp_path: Path) -> None:
 def test_half_a_successor_is_removed_at_the_next_start(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     before = list(journal.read())
     journal.close()
     leftover = replacement_of(journal.file)
@@ -167,7 +159,6 @@ def test_a_failed_successor_leaves_the_journal_as_it_was(
 ) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     before = list(journal.read())
 
     def fail(_path: Path) -> None:
@@ -187,7 +178,6 @@ def test_a_failed_successor_leaves_the_journal_as_it_was(
 def test_the_point_is_the_end_of_a_step_before_the_kept_time(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
-    assert isinstance(journal, Journal)
     # The first step is at START_NS + 1 s, and each takes one second.
     now_ns = START_NS + 100 * SECOND_NS
     point = journal.compaction_point(now_ns, now_ns - START_NS - 5 * SECOND_NS, 10**12)

@@ -50,7 +50,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> type[FailingCursor]:
     return FailingCursor
 
 
-def receive_large(steps: Steps, number: int) -> None:
+def receive_large(steps: Steps[Journal], number: int) -> None:
     name = request_id(number)
     queued = RequestQueued(request_id=name, max_tokens=100, num_waiting=1)
     side = SideRows([(name, pack_ids(LARGE_PROMPT))], [(name, b"{}")])
