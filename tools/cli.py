@@ -20,6 +20,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+journal_app = typer.Typer(help="Look into a journal.", no_args_is_help=True)
+app.add_typer(journal_app, name="journal")
+
+JournalArgument = Annotated[
+    Path, typer.Argument(help="A state folder, or a journal's file.", show_default=False)
+]
 StateOption = Annotated[
     Path,
     typer.Option("--state", envvar="FERMATA_STATE", help="The state folder of the server."),
@@ -93,6 +99,22 @@ def replay(
     from tools import replay as command
 
     sys.exit(command.run(journal))
+
+
+@journal_app.command("info")
+def journal_info(journal: JournalArgument, as_json: JsonOption = False) -> None:
+    """Show what a journal holds, in a few numbers."""
+    from tools import journal_info as command
+
+    sys.exit(command.info(journal, as_json=as_json))
+
+
+@journal_app.command("verify")
+def journal_verify(journal: JournalArgument) -> None:
+    """Check a journal against its promises: exit status 0 when it is sound, 1 when it is not."""
+    from tools import journal_info as command
+
+    sys.exit(command.verify(journal))
 
 
 def main() -> None:

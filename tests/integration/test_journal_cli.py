@@ -1,0 +1,94 @@
+"""`fermata journal info` and `verify` as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from journal.journal import Journal
+from tests.journal_steps import Steps, run_sql
+from tools import journal_info
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A stopped server's state folder: one request finished, one open."""
+    journal = Journal.open(tmp_path)
+    steps = Steps(journal)
+    steps.start()
+    steps.receive(1)
+    steps.receive(2)
+    steps.join(1)
+    steps.finish(1, [11], 1)
+    journal.save_snapshot(3, 1, "digest", b"state")
+    journal.close()
+    return tmp_path
+
+
+def test_info_shows_a_state_folder_or_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert journal_info.info(folder, as_json=False) == 0
+    shown = capsys.readouterr().out
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert lines["events"] == "12 (seq 1 to 12)"
+    assert lines["requests"] == "1 finished, 1 waiting"
+    assert lines["snapshots"] == "seq 3"
+    assert journal_info.info(folder / "journal.db", as_json=False) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_info_as_json_is_one_object_on_the_last_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert journal_info.info(folder, as_json=True) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["num_events"], summary["num_runs"]) == (12, 1)
+    assert summary["requests"] == {"finished": 1, "waiting": 1}
+    assert summary["num_output_tokens"] == 1
+
+
+def test_info_of_an_empty_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal.open(tmp_path).close()
+    assert journal_info.info(tmp_path, as_json=False) == 0
+    assert "events     none" in capsys.readouterr().out
+
+
+def test_verify_says_what_is_wrong_and_exits_1(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert journal_info.verify(folder) == 0
+    assert capsys.readouterr().out == "0 findings\n"
+    journal = Journal.open(folder)
+    run_sql(journal, "DROP TRIGGER events_never_go")
+    journal.close()
+    assert journal_info.verify(folder) == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert "events_never_go is missing" in first
+    assert last == "1 findings"
+
+
+@pytest.mark.parametrize(
+    "command", [journal_info.verify, lambda p: journal_info.info(p, as_json=False)]
+)
+def test_what_is_no_journal_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: object
+) -> None:
+    assert callable(command)
+    assert command(tmp_path) == 2
+    assert "no such journal" in capsys.readouterr().err
+
+
+def test_reading_a_journal_imports_no_alembic(folder: Path) -> None:
+    # It takes most of a second, and only an upgrade needs it.
+    code = (
+        "import sys; from pathlib import Path; from tools import journal_info as command;"
+        "command.info(Path(sys.argv[1]), as_json=True);"
+        "print(sorted({'alembic', 'mlx', 'fastapi', 'mlx_lm'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,77 @@
+"""`fermata journal info` and `fermata journal verify`."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from journal.errors import JournalError
+from journal.reader import JournalReader
+
+SOUND, FINDINGS, UNUSABLE = 0, 1, 2
+
+
+def info(path: Path, *, as_json: bool) -> int:
+    """Prints what the journal holds. Returns 0, or 2 for one that cannot be read."""
+    from journal.summary import summarise
+
+    try:
+        with JournalReader.open(path) as reader:
+            summary = summarise(reader)
+    except JournalError as error:
+        return _unusable(error)
+    if as_json:
+        print(msgspec.json.encode(summary).decode())
+        return SOUND
+    events = f"{summary.num_events} (seq {summary.first_seq} to {summary.last_seq})"
+    phases = ", ".join(f"{count} {phase}" for phase, count in summary.requests.items())
+    run = f"the last {summary.last_run_ended_by or 'is not ended'}"
+    lines = {
+        "file": f"{summary.file}, {_size(summary.file_bytes)}, log {_size(summary.log_bytes)}",
+        "schema": summary.schema,
+        "events": events if summary.num_events else "none",
+        "from": _time(summary.first_at_ns),
+        "to": _time(summary.last_at_ns),
+        "runs": f"{summary.num_runs}, {run}" if summary.num_runs else "none",
+        "requests": phases or "none",
+        "tokens": f"{summary.num_prefilled_tokens} prefilled, {summary.num_output_tokens} output",
+        "stored": f"tokens and parameters of {summary.num_stored_requests} requests",
+        "snapshots": ", ".join(f"seq {seq}" for seq in summary.snapshot_seqs) or "none",
+    }
+    for name, value in lines.items():
+        print(f"{name:<10} {value}")
+    return SOUND
+
+
+def verify(path: Path) -> int:
+    """Prints what is wrong, one line each, and a last line that counts them. Returns 0 when that is
+    nothing, 1 when something is, 2 for a journal that cannot be read.
+    """
+    from journal.verify import verify as findings_of
+
+    num_findings = 0
+    try:
+        with JournalReader.open(path) as reader, reader.transaction() as run:
+            for finding in findings_of(run):
+                num_findings += 1
+                print(finding)
+    except JournalError as error:
+        return _unusable(error)
+    print(f"{num_findings} findings")
+    return FINDINGS if num_findings else SOUND
+
+
+def _unusable(error: JournalError) -> int:
+    print(f"fermata journal: {error}", file=sys.stderr)
+    return UNUSABLE
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+def _time(at_ns: int | None) -> str:
+    if at_ns is None:
+        return "-"
+    return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="seconds")
