@@ -7,11 +7,13 @@ import os
 import platform
 import secrets
 import sqlite3
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import structlog
@@ -27,6 +29,7 @@ from scheduler.recovery import Recovered, code_digest
 from scheduler.sensors import EngineDeath, Sensors
 from scheduler.settings import Settings
 from scheduler.state import SchedulerState
+from scheduler.upkeep import Upkeep
 
 MAX_QUESTIONS = 256
 """Questions about the state that wait for the loop at most."""
@@ -72,6 +75,7 @@ class Run:
         self.state = recovered.state
         self.sensors = Sensors(recovered.known, settings.scheduler.max_inbox)
         self.loop = Loop(settings, journal, recovered, self.sensors, self.wait_for_space)
+        self.upkeep = Upkeep(settings, journal)
         self.engine: Engine | None = None
         self.description: Future[ModelDescription] = Future()
         self.questions: deque[Question] = deque()
@@ -118,11 +122,12 @@ class Run:
         """The thread's body: from the description to the end, whatever it is."""
         outcome = self.outcome()
         self.closed = True
-        if self.engine is not None:
-            self.engine.stop()
-        self.journal.close()
-        log.info("scheduler ended", status=outcome.status, message=outcome.message)
-        self.on_ended(outcome)
+        with ExitStack() as last:
+            last.callback(self.on_ended, outcome)
+            last.callback(self.journal.close)
+            if self.engine is not None:
+                self.engine.stop()
+            log.info("scheduler ended", status=outcome.status, message=outcome.message)
 
     def outcome(self) -> Exit:
         """The run, and how it ended."""
@@ -174,14 +179,19 @@ class Run:
                 self.answer()
                 if self.is_over():
                     return
+            if not self.state.stopping:
+                now_ns = max(self.state.now_ns, time.time_ns())
+                self.upkeep.work(now_ns, idle=not self.state.admitted)
 
     def describe(self) -> None:
-        """Describes the model, in a thread of its own."""
+        """Describes the model, in a thread of its own. A failure is the loop's to handle."""
         try:
             self.description.set_result(self.source.describe())
         except ModelError as error:
             self.description.set_exception(error)
         finally:
+            if not self.description.done():
+                self.description.set_exception(sys.exc_info()[1])
             self.sensors.wake.set()
 
     def pause(self) -> None:
@@ -190,10 +200,10 @@ class Run:
         self.sensors.wake.wait(self.wait_s())
         self.sensors.wake.clear()
 
-    def wait_s(self) -> float | None:
-        """Until the next thing that time itself brings: the end of a drain."""
+    def wait_s(self) -> float:
+        """Until the next thing that time itself brings: the end of a drain, or upkeep."""
         if self.stop_deadline_ns is None:
-            return None
+            return self.upkeep.wait_s()
         return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
 
     def is_over(self) -> bool:

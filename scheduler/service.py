@@ -219,6 +219,7 @@ class Service:
 
     def _end(self, outcome: Exit) -> None:
         self._exit = outcome
+        self._run.answer()  # what was asked while the loop ended
         self._hub.cut_all()
         self._readers.shutdown(wait=False)
         self._history.close()

@@ -135,8 +135,10 @@ class RequestSettings(Group):
 class JournalSettings(Group):
     """`durability`: what every commit survives; an end always survives the machine's death.
 
-    `keep_days`, `keep_bytes`: beyond either the journal is compacted. `snapshot_events`: events
-    between snapshots. `full_wait_ms`: between two tries while the disk is full.
+    `keep_days`, `keep_bytes`: beyond either the journal is shortened. `snapshot_events`: events
+    between snapshots. `gather_steps`: decode steps whose tokens lie in rows of their own.
+    `full_wait_ms`: between two tries while the disk is full. `upkeep_s`: between two looks at what
+    can be purged and shortened.
     """
 
     durability: Literal["process", "power"] = "process"
@@ -145,6 +147,7 @@ class JournalSettings(Group):
     snapshot_events: int = Field(default=50_000, ge=100)
     gather_steps: int = Field(default=512, ge=1)
     full_wait_ms: int = Field(default=1000, ge=1)
+    upkeep_s: int = Field(default=60, ge=1)
 
 
 class EngineSettings(Group):

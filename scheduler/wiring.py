@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from journal.journal import Journal
-from scheduler.engine.model import ModelError, ModelSource
+from scheduler.engine.model import ModelSource
 from scheduler.history import History
 from scheduler.recovery import recover
 from scheduler.run import Run
@@ -29,15 +29,3 @@ def build(settings: Settings, source: ModelSource) -> Service:
         undo.pop_all()
     run = Run(settings, source, journal, recovered)
     return Service(settings, run, recovered.hub, history)
-
-
-def model_source(settings: Settings) -> ModelSource:
-    """The model that the settings name. Only models that compute import mlx.
-
-    Raises ModelError for a name that is neither built in nor a folder.
-    """
-    if settings.model == "fake":
-        from scheduler.engine.fake import FakeSource
-
-        return FakeSource(settings.fake)
-    raise ModelError(f"{settings.model}: no such model; `fake` is the one that there is")

@@ -1,0 +1,155 @@
+"""`fermata replay` finds what differs, and nothing else."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from journal import events
+from journal.events import AnyEvent, Record
+from scheduler.engine.fake import Failure
+from scheduler.replay import Divergence, Replay
+from tests.loop_driver import LoopDriver, settings_of
+from tools import replay as command
+
+LONG = "a prompt of many chunks " * 20
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    """A journal in which there is something of everything."""
+    driver = LoopDriver(settings=settings_of(scheduler__max_rows=2, scheduler__chunk_tokens=100))
+    driver.engine.failures = [Failure(2, "decode", at=3)]
+    streams = [driver.submit(text, 20) for text in ("a", LONG, "c", "d")]
+    driver.run_until(lambda: len(streams[1].tokens) > 5)
+    driver.restart()
+    driver.sensors.wish(events.CancelRequested(request_id=streams[3].request_id))
+    driver.submit("too much", 10**6)
+    driver.run_until_idle()
+    return list(driver.journal.read())
+
+
+def divergences(records: list[Record]) -> list[Divergence]:
+    return list(Replay(records).divergences())
+
+
+def changed(records: list[Record], place: int, event: AnyEvent) -> list[Record]:
+    """The journal with another event at this place."""
+    record = msgspec.structs.replace(records[place], event=event)
+    return [*records[:place], record, *records[place + 1 :]]
+
+
+def place_of(records: list[Record], kind: type[AnyEvent], nth: int = 0) -> int:
+    """Where the nth event of a kind is."""
+    return [i for i, record in enumerate(records) if isinstance(record.event, kind)][nth]
+
+
+def test_an_unchanged_journal_comes_out_the_same(records: list[Record]) -> None:
+    replay = Replay(records)
+    assert list(replay.divergences()) == []
+    assert replay.num_steps == records[-1].step
+    assert replay.num_decisions == sum(record.source == "decision" for record in records)
+    kinds = {type(record.event) for record in records if record.source == "decision"}
+    assert kinds == set(events.DECISIONS) - {events.RequestAborted}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (events.PrefillChunkDone, {"length": 17}),
+        (events.RequestReceived, {"max_tokens": 19}),
+        (events.EngineFailed, {"error": "another error", "number": 1, "request_id": "req_x"}),
+        (events.CancelRequested, {"request_id": "req_x"}),
+    ],
+)
+def test_a_changed_fact_is_found(
+    records: list[Record], kind: type[AnyEvent], change: dict[str, object]
+) -> None:
+    place = place_of(records, kind)
+    event = msgspec.structs.replace(records[place].event, **change)
+    found = divergences(changed(records, place, event))
+    assert found
+    assert found[0].step == records[place].step
+
+
+def test_a_changed_decision_is_found_where_it_is(records: list[Record]) -> None:
+    place = place_of(records, events.RequestQueued)
+    event = msgspec.structs.replace(records[place].event, num_waiting=99)
+    [found] = divergences(changed(records, place, event))
+    assert found.step == records[place].step, "the recorded decision is folded: it stands alone"
+    assert found.problem == ""
+    assert event in found.recorded
+    assert records[place].event in found.expected
+
+
+def test_a_record_that_cannot_be_folded_ends_the_replay(records: list[Record]) -> None:
+    place = place_of(records, events.BatchChanged)
+    event = msgspec.structs.replace(records[place].event, joined=(77,), numbers=(77,))
+    found = divergences(changed(records, place, event))
+    assert "cannot be folded" in found[-1].problem
+    assert found[-1].step == records[place].step
+
+
+def test_another_constant_in_the_policy_is_found(
+    records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.policy.MAX_ADMISSIONS", 1)
+    assert divergences(records)
+
+
+def test_runs_of_another_policy_are_told_apart(
+    records: list[Record], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scheduler.policy.MAX_ADMISSIONS", 1)
+    monkeypatch.setattr("scheduler.replay.POLICY_VERSION", 99)
+    assert all(divergence.of_other_policy for divergence in divergences(records))
+    assert command.print_replay(Replay(records)) == 3
+    monkeypatch.setattr("scheduler.policy.MAX_ADMISSIONS", 32)
+    assert command.print_replay(Replay(records)) == 0
+    assert "by policy 1" in capsys.readouterr().out
+
+
+def test_the_command_prints_each_divergence_and_the_counts(
+    records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = place_of(records, events.RequestQueued)
+    event = msgspec.structs.replace(records[place].event, num_waiting=99)
+    assert command.print_replay(Replay(changed(records, place, event))) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"run 1, step {records[place].step}:"
+    assert '"num_waiting":99' in lines[1]
+    assert '"num_waiting":0' in lines[2]
+    steps = records[-1].step
+    decisions = sum(record.source == "decision" for record in records)
+    assert lines[3:] == [f"{steps} steps, {decisions} decisions, 1 divergences"]
+
+
+def run_command(*arguments: str) -> tuple[int, str, str]:
+    result = subprocess.run(
+        (sys.executable, "-c", "from tools.cli import main; main()", "replay", *arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", ["", "journal.db"])
+def test_the_command_reads_a_folder_or_a_file(state_folder: Path, name: str) -> None:
+    driver = LoopDriver(state_folder)
+    driver.submit("hello", 5)
+    driver.run_until_idle()  # the journal stays open: it is read beside its writer
+    status, out, err = run_command(str(state_folder / name))
+    assert (status, err) == (0, "")
+    assert re.fullmatch(r"\d+ steps, \d+ decisions, 0 divergences\n", out)
+    driver.journal.close()
+
+
+def test_no_journal_is_status_2(tmp_path: Path) -> None:
+    status, out, err = run_command(str(tmp_path))
+    assert (status, out) == (2, "")
+    assert err.startswith("fermata replay: ")
+    assert err.count("\n") == 1
