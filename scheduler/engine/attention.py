@@ -25,7 +25,7 @@ Caches = list[Any]
 """One row's caches, one a layer, of mlx-lm's classes."""
 
 _ATTENTION = "scaled_dot_product_attention"
-_original_attention = base.scaled_dot_product_attention
+ORIGINAL_ATTENTION = base.scaled_dot_product_attention
 
 
 class SeamError(Exception):
@@ -148,11 +148,11 @@ def ragged_attention(  # noqa: PLR0917 - the signature is mlx-lm's
     `queries` has the shape (rows, heads, 1, size), and so has the result.
     """
     if not isinstance(keys, RaggedRows):
-        return _original_attention(queries, keys, values, cache, scale, mask, sinks)
+        return ORIGINAL_ATTENTION(queries, keys, values, cache, scale, mask, sinks)
     masks = mask.rows if isinstance(mask, RaggedRows) else [mask] * len(keys.rows)
     return mx.concatenate(
         [
-            _original_attention(queries[row : row + 1], key, value, own, scale, own_mask, sinks)
+            ORIGINAL_ATTENTION(queries[row : row + 1], key, value, own, scale, own_mask, sinks)
             for row, (key, value, own, own_mask) in enumerate(
                 zip(keys.rows, values.rows, keys.caches, masks, strict=True)
             )
@@ -166,7 +166,7 @@ def install(model: nn.Module) -> None:
     names = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
     for name in sorted(names):
         module = sys.modules[name]
-        if getattr(module, _ATTENTION, None) is _original_attention and module is not base:
+        if getattr(module, _ATTENTION, None) is ORIGINAL_ATTENTION and module is not base:
             setattr(module, _ATTENTION, ragged_attention)
 
 

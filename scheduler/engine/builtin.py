@@ -14,14 +14,14 @@ from scheduler.engine.model import ModelError
 VERSION = 1
 """Of how the folders are made: part of their names, so that an older one is not taken for ours."""
 
-_MAKERS: dict[str, Callable[[Path], None]] = {
+MAKERS: dict[str, Callable[[Path], None]] = {
     "smollm2-float32": partial(smollm2.make, precision="float32"),
     "smollm2-4bit": partial(smollm2.make, precision="4bit"),
     "tiny-plain": partial(tiny.make, kind="plain"),
     "tiny-hybrid": partial(tiny.make, kind="hybrid"),
 }
 
-NAMES = ("smollm2", *_MAKERS)
+NAMES = ("smollm2", *MAKERS)
 """`smollm2` is the one of its two forms that suits the device."""
 
 
@@ -49,7 +49,7 @@ def ensure(name: str) -> Path:
         with (models / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
-                _make(models, folder, _MAKERS[name])
+                _make(models, folder, MAKERS[name])
     except OSError as error:
         raise ModelError(
             f"model {name} cannot be made in {models} ({error.strerror}):"

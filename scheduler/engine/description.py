@@ -169,19 +169,19 @@ def fingerprint(files: ModelFiles, digests: Path) -> str:
     total = hashlib.sha256()
     small = {path for pattern in FINGERPRINT_PATTERNS for path in files.folder.glob(pattern)}
     for path in sorted(small):
-        total.update(f"{path.name}\0{_digest(path)}\0".encode())
+        total.update(f"{path.name}\0{file_digest(path)}\0".encode())
     kept = _read_digests(digests)
     for path in files.weight_files:
         status = path.stat()
         key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
-        kept[key] = kept.get(key) or _digest(path)
+        kept[key] = kept.get(key) or file_digest(path)
         header = hashlib.sha256(weights.read_header_bytes(path)).hexdigest()
         total.update(f"{path.name}\0{status.st_size}\0{header}\0{kept[key]}\0".encode())
     _write_digests(digests, kept)
     return total.hexdigest()
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -47,7 +47,7 @@ def load(folder: Path, estimate: ModelFacts, *, bitwise: bool) -> LoadedModel:
     replace it. With `bitwise` the self-test accepts no difference at all. Raises ModelError.
     """
     begun_ns = time.monotonic_ns()
-    model = _load_weights(folder)
+    model = load_weights(folder)
     attention.install(model)
     probe = _probe_alone(model)
     note = _self_test(model, probe, bitwise=bitwise)
@@ -61,7 +61,8 @@ def load(folder: Path, estimate: ModelFacts, *, bitwise: bool) -> LoadedModel:
     return LoadedModel(model, probe.logits[0].shape[-1], result)
 
 
-def _load_weights(folder: Path) -> Any:
+def load_weights(folder: Path) -> Any:
+    """mlx-lm's model of the folder, evaluated. Raises ModelError."""
     try:
         return load_model(folder)[0]
     except (OSError, *ROW_ERRORS) as error:

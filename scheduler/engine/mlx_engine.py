@@ -38,9 +38,8 @@ from scheduler.engine.base import (
 )
 from scheduler.engine.decoding import ROW_ERRORS, Decoder, Step
 from scheduler.engine.loading import LoadedModel
-from scheduler.engine.model import ModelError
+from scheduler.engine.model import ModelError, Tokenizer
 from scheduler.engine.rows import Row, make_row, row_tokens
-from scheduler.engine.text import Detokenizer
 
 CLEAR_EVERY_STEPS = 256
 """How often decoding gives the allocator's unused buffers back, as mlx-lm does."""
@@ -49,19 +48,13 @@ CLEAR_EVERY_STEPS = 256
 class MlxEngine:
     """Implements `scheduler.engine.base.Engine`.
 
-    `load` is called in the engine's thread. `detokenizer` hands out a fresh streaming detokenizer,
-    for rows with stop strings; `end_tokens` end a turn.
+    `load` is called in the engine's thread. The tokenizer says where a turn ends, and turns tokens
+    into text for rows with stop strings.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], LoadedModel],
-        detokenizer: Callable[[], Detokenizer],
-        end_tokens: frozenset[int],
-    ) -> None:
+    def __init__(self, load: Callable[[], LoadedModel], tokenizer: Tokenizer) -> None:
         self._load = load
-        self._detokenizer = detokenizer
-        self._end_tokens = end_tokens
+        self._tokenizer = tokenizer
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -88,7 +81,7 @@ class MlxEngine:
             loaded = self._load()
             deliver(loaded.result)
             loading = False
-            worker = EngineWorker(loaded, deliver, self._detokenizer, self._end_tokens)
+            worker = EngineWorker(loaded, deliver, self._tokenizer)
             worker.serve(self._commands)
         except ModelError as error:
             deliver(EngineDied(str(error), loading))
@@ -104,18 +97,11 @@ class EngineWorker:
     time. No method is called from another thread.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        deliver: Deliver,
-        detokenizer: Callable[[], Detokenizer],
-        end_tokens: frozenset[int],
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, deliver: Deliver, tokenizer: Tokenizer) -> None:
         self._decoder = Decoder(loaded.model, loaded.result.one_row_only)
         self._num_vocabulary = loaded.num_vocabulary
         self._deliver = deliver
-        self._detokenizer = detokenizer
-        self._end_tokens = end_tokens
+        self._tokenizer = tokenizer
         self.rows: dict[int, Row] = {}
         self._batch = SetBatch(0, ())
         self._chunk: RunChunk | None = None
@@ -199,8 +185,7 @@ class EngineWorker:
                 command,
                 self._decoder.make_caches(),
                 self._num_vocabulary,
-                self._detokenizer(),
-                self._end_tokens,
+                self._tokenizer,
             )
         except ROW_ERRORS as error:
             row = Row.failed(command)

@@ -14,6 +14,7 @@ from scheduler.settings import Settings
 if TYPE_CHECKING:
     from scheduler.engine.base import Engine
     from scheduler.engine.blas import Setting
+    from scheduler.engine.loading import LoadedModel
 
 
 def resolve(settings: Settings) -> ModelSource:
@@ -63,22 +64,18 @@ class MlxSource:
             blas=blas,
         )
 
+    def load(self, description: ModelDescription) -> "LoadedModel":
+        """Loads the weights; called in the engine's thread. Raises ModelError."""
+        from scheduler.engine import loading
+
+        bitwise = description.blas == "stock"
+        return loading.load(self.folder, description.facts, bitwise=bitwise)
+
     def make_engine(self, description: ModelDescription, nonce: int) -> "Engine":  # noqa: ARG002
         """See `ModelSource`. The nonce is nothing to this engine: its tokens are the model's."""
-        from scheduler.engine import loading
         from scheduler.engine.mlx_engine import MlxEngine
 
-        tokenizer = description.tokenizer
-        return MlxEngine(
-            partial(
-                loading.load,
-                self.folder,
-                description.facts,
-                bitwise=description.blas == "stock",
-            ),
-            lambda: tokenizer.detokenizer,
-            frozenset(tokenizer.end_of_turn_ids),
-        )
+        return MlxEngine(partial(self.load, description), description.tokenizer)
 
 
 def _end_of_turn_ids(files: description.ModelFiles) -> list[int] | None:

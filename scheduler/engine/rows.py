@@ -13,8 +13,9 @@ import mlx.core as mx
 from scheduler.engine import attention
 from scheduler.engine.arrays import floats, integers, number
 from scheduler.engine.base import EndReason, RowTokens, StartRow, TokenLogprobs
+from scheduler.engine.model import Tokenizer
 from scheduler.engine.sampling import RowSampler
-from scheduler.engine.text import Detokenizer, TextStream
+from scheduler.engine.text import TextStream
 from scheduler.parameters import SamplingParameters
 
 
@@ -92,8 +93,7 @@ def make_row(
     start: StartRow,
     caches: attention.Caches,
     num_vocabulary: int,
-    detokenizer: Detokenizer,
-    end_tokens: frozenset[int],
+    tokenizer: Tokenizer,
 ) -> Row:
     """The row with empty caches that `start` describes. Raises ValueError when it names tokens
     that the model does not have, or when its output is complete already.
@@ -102,16 +102,16 @@ def make_row(
     if unknown:
         raise ValueError(f"token {unknown[0]} is not among the model's {num_vocabulary}")
     output = start.token_ids[start.num_prompt_tokens :]
-    end_tokens = frozenset() if start.sampling.ignore_end_of_turn else end_tokens
-    text = TextStream(detokenizer, start.sampling.stop, ()) if start.sampling.stop else None
+    ends = () if start.sampling.ignore_end_of_turn else tokenizer.end_of_turn_ids
+    stop = start.sampling.stop
     row = Row(
         number=start.number,
         start=start,
         tokens=list(start.token_ids[: start.num_prompt_tokens]),
         caches=caches,
         sampler=_make_sampler(start, start.token_ids, num_vocabulary),
-        text=text,
-        end_tokens=end_tokens,
+        text=TextStream(tokenizer.detokenizer, stop) if stop else None,
+        end_tokens=frozenset(ends),
     )
     for token in output:
         if row.accept(token) is not None:

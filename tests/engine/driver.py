@@ -2,7 +2,7 @@
 be tried.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -45,19 +45,36 @@ class Letters:
 
 
 @dataclass
+class LetterTokenizer:
+    """As much of a tokenizer as the engine uses."""
+
+    end_of_turn_ids: Sequence[int] = ()
+    vocab_size: int = 128
+
+    @property
+    def detokenizer(self) -> Letters:
+        return Letters()
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("A") for letter in text]
+
+    def render_chat(self, *_: object, **__: object) -> str:
+        return ""
+
+
+@dataclass
 class Driver:
     """`results` is everything that came, in order."""
 
     model: TinyModel
-    end_tokens: frozenset[int] = frozenset()
+    end_of_turn_ids: Sequence[int] = ()
     results: list[EngineResult] = field(default_factory=list[EngineResult])
     num_batches: int = 0
     num_chunks: int = 0
 
     def __post_init__(self) -> None:
-        self.worker = EngineWorker(
-            self.model.loaded(), self.results.append, Letters, self.end_tokens
-        )
+        tokenizer = LetterTokenizer(self.end_of_turn_ids)
+        self.worker = EngineWorker(self.model.loaded(), self.results.append, tokenizer)
 
     def work(self, *commands: EngineCommand) -> None:
         """Hands the commands over and works until nothing is left to do."""
