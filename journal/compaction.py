@@ -55,9 +55,11 @@ def _last_before(run: Run, first: int, last: int, at_ns: int) -> int:
 
 def _last_beyond(run: Run, first: int, last: int, keep_bytes: int) -> int:
     """The last seq that has to go when events are what fills the file."""
-    num_pages: int = run("PRAGMA page_count").scalar_one()
-    num_free: int = run("PRAGMA freelist_count").scalar_one()
-    used_bytes = (num_pages - num_free) * run("PRAGMA page_size").scalar_one()
+    query = (
+        "SELECT (page_count - freelist_count) * page_size"
+        " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
+    used_bytes: int = run(query).scalar_one()
     if used_bytes <= keep_bytes:
         return 0
     return last - (last - first) * (keep_bytes * 4 // 5) // used_bytes

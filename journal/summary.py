@@ -55,7 +55,7 @@ def summarise(reader: JournalReader) -> Summary:
             last_run_ended_by=newest_run[1] if newest_run else None,
             first_at_ns=first[1] if first else None,
             last_at_ns=last[1] if last else None,
-            requests=dict(phases),
+            requests={row[0]: row[1] for row in phases},
             num_prefilled_tokens=num_prefilled_tokens or 0,
             num_output_tokens=num_output_tokens or 0,
             num_stored_requests=run("SELECT count(*) FROM request_parameters").scalar_one(),

@@ -65,8 +65,8 @@ def test_a_full_disk_heals_in_place(tmp_path: Path) -> None:
     steps.join(1)
     steps.decode({1: [11]})
     before = list(journal.read())
-    num_pages = run_sql(journal, "PRAGMA page_count").scalar_one()
-    run_sql(journal, f"PRAGMA max_page_count = {num_pages + 20}").close()
+    allowed = run_sql(journal, "PRAGMA page_count").scalar_one() + 20
+    run_sql(journal, f"PRAGMA max_page_count = {allowed}").close()
     with pytest.raises(JournalFull, match="no space left"):
         receive_large(steps, 2)
     assert list(journal.read()) == before
