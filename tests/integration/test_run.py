@@ -79,10 +79,6 @@ async def whole(stream: RequestStream) -> RequestStream:
     return stream
 
 
-async def nothing(_: Service) -> None:
-    """No HTTP at all."""
-
-
 def test_requests_are_served_and_found_again(state_folder: Path) -> None:
     settings = settings_in(state_folder, requests__max_lingering=0)
 
