@@ -117,6 +117,18 @@ def journal_verify(journal: JournalArgument) -> None:
     sys.exit(command.verify(journal))
 
 
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="What is served.")] = "smollm2-float32",
+    blas: Annotated[str, typer.Option(help="auto, stock or openblas, on a CPU.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Decides which prompts are used.")] = 1,
+) -> None:
+    """Kill a server in the middle of three answers, and see that nothing is lost."""
+    from tools import demo as command
+
+    sys.exit(command.run(command.Wanted(model, blas, seed)))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:
@@ -125,3 +137,7 @@ def main() -> None:
         print(f"fermata: {error}", file=sys.stderr)
         sys.exit(2)
     app()
+
+
+if __name__ == "__main__":
+    main()

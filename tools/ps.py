@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tools.client import ClientError, client_for
+from tools.text_table import text_table
 
 COLUMNS = ("request", "state", "prompt", "cached", "output", "of", "age", "note")
 RIGHT = frozenset(("prompt", "cached", "output", "of", "age"))
@@ -22,9 +22,8 @@ def run(state: Path, url: str | None, api_key: str | None, *, as_json: bool) -> 
         print(json.dumps(answer))
         return 0
     entries = answer.get("data")
-    print(
-        "\n".join(table([row_of(entry) for entry in entries] if isinstance(entries, list) else []))
-    )
+    rows = [row_of(entry) for entry in entries] if isinstance(entries, list) else []
+    print("\n".join(text_table(COLUMNS, rows, RIGHT)))
     return 0
 
 
@@ -51,18 +50,3 @@ def age(milliseconds: object) -> str:
     if seconds < 3600:
         return f"{seconds // 60}m{seconds % 60:02}s"
     return f"{seconds // 3600}h{seconds % 3600 // 60:02}m"
-
-
-def table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> list[str]:
-    """Lines with columns as wide as what stands in them; numbers are flush right."""
-    shown = [columns, *rows]
-    widths = [max(len(row[index]) for row in shown) for index in range(len(columns))]
-    return ["  ".join(cells(row, widths, columns)).rstrip() for row in shown]
-
-
-def cells(row: Sequence[str], widths: Sequence[int], columns: Sequence[str]) -> list[str]:
-    """The texts of one row, filled up to the widths of their columns."""
-    return [
-        text.rjust(width) if column in RIGHT else text.ljust(width)
-        for text, width, column in zip(row, widths, columns, strict=True)
-    ]

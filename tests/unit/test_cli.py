@@ -3,7 +3,17 @@
 import subprocess
 import sys
 
-HEAVY = {"alembic", "fastapi", "httpx", "mlx", "mlx_lm", "numpy", "openai", "sqlalchemy", "uvicorn"}
+HEAVY = {
+    "alembic",
+    "fastapi",
+    "httpx2",
+    "mlx",
+    "mlx_lm",
+    "numpy",
+    "openai",
+    "sqlalchemy",
+    "uvicorn",
+}
 SCRIPT = """
 import sys
 from tools.cli import main

@@ -1,0 +1,83 @@
+"""What the demo asks for, sized by what the machine can do.
+
+Two short prompts are soon decoding; the third is long, so that the kill finds it in the middle of
+its prefill. Every prompt is computed three times in all (before the kill, after it, and for the
+comparison), so their lengths follow the measured prefill rate.
+"""
+
+import random
+from dataclasses import dataclass
+
+LONG_PREFILL_S = 1.5
+"""Seconds of prefill that the long prompt's lines are made for, at the measured rate."""
+
+LINE_TOKENS = (80, 2048)
+"""Bounds of those lines: enough chunks to be caught in one, and within the model's context."""
+
+OUTPUT_TOKENS = (24, 48, 512)
+"""Each answer: on a slow machine, on an ordinary one, and the most. A fast machine is asked for
+long answers, since two of them must still be under way when the third prompt is in its prefill.
+"""
+
+SLOW_S, FAST_S = 3, 0.2
+"""An answer has the tokens that are prefilled in so many seconds: on a slow and a fast machine."""
+
+CHUNK_TOKENS = 8
+"""The chunk beside decoding rows: small, so that the long prompt takes many of them."""
+
+SENTENCES = (
+    "The ferry leaves the old harbour at a quarter past six.",
+    "A baker on the corner sells bread with walnuts and honey.",
+    "In winter the lighthouse is painted white by two brothers.",
+    "The school choir sings under the big lime tree on Sundays.",
+    "Nobody knows who built the stone bridge over the brook.",
+    "At low tide the children look for mussels near the pier.",
+)
+
+SHORT_PROMPTS = (
+    "Tell me a short story about a lighthouse keeper and a storm.",
+    "Explain in simple words how a rainbow comes about.",
+    "Describe a market in a small town on an early morning.",
+    "Tell me a short story about a fox who wants to learn to swim.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The machine and the tokenizer: `rate` is that of prefill, in tokens a second."""
+
+    rate: float
+    tokens_per_line: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`prompts` are in the order of the clients, the long one last."""
+
+    prompts: tuple[str, ...]
+    num_lines: int
+    max_tokens: int
+
+
+def lines(count: int, seed: int) -> str:
+    """So many numbered sentences, in an order that the seed decides."""
+    chance = random.Random(seed)
+    return "\n".join(f"{i + 1}. {chance.choice(SENTENCES)}" for i in range(count))
+
+
+def make_plan(measured: Measured, seed: int, scale: int) -> Plan:
+    """What this machine can do in the time that there is. A scale over 1 asks for more, where the
+    usual was done before it could be interrupted.
+    """
+    line_tokens = scale * min(max(measured.rate * LONG_PREFILL_S, LINE_TOKENS[0]), LINE_TOKENS[1])
+    num_lines = max(1, round(line_tokens / measured.tokens_per_line))
+    short = random.Random(seed).sample(SHORT_PROMPTS, 2)
+    question = "Write one paragraph about the village that these lines describe."
+    long = f"{lines(num_lines, seed)}\n\n{question}"
+    return Plan((*short, long), num_lines, scale * output_tokens(measured.rate))
+
+
+def output_tokens(rate: float) -> int:
+    """The length of each answer."""
+    least, usual, most = OUTPUT_TOKENS
+    return round(min(max(least, min(rate * SLOW_S, usual), rate * FAST_S), most))
