@@ -129,6 +129,27 @@ def demo(
     sys.exit(command.run(command.Wanted(model, blas, seed)))
 
 
+bench = typer.Typer(help="Measure, and hold the numbers against their targets.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("scheduler")
+def bench_scheduler(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where its files are written and removed again.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What scheduler and journal cost, without a model. Exit status 1: a target is missed."""
+    from tools import bench_scheduler as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:

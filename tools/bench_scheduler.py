@@ -1,0 +1,197 @@
+"""`fermata bench scheduler`: what scheduler and journal cost, without a model.
+
+Every number is the median of rounds that are taken in turn (A B C, A B C, ...), so that a busy
+machine slows all of them alike; comparisons are ratios within a round. A step is fold, decide,
+commit, fold and effects, on a journal in a file, with its checkpoints and snapshots.
+"""
+
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from journal.reader import JournalReader
+from scheduler.replay import Replay
+from tools.bench_common import Measurement, measure, show
+from tools.bench_history import write_history
+from tools.bench_rig import SETTINGS, Rig, Stopwatch, rig_settings
+from tools.server_process import ServerProcess
+
+ROWS = 32
+MANY, FEW = 1_000, 100
+NUM_OPEN = 100
+REPLAY_ROWS = 8
+REPLAY_OUTPUT_TOKENS = 200
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured. `events` is the length of the long journal."""
+
+    rounds: int = 7
+    steps: int = 2_000
+    events: int = 1_000_000
+    replay_steps: int = 20_000
+    starts: int = 5
+
+
+QUICK = Size(rounds=2, steps=200, events=20_000, replay_steps=2_000, starts=1)
+
+
+def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
+    """Measures, prints, and returns 0 when every target is met, else 1. Files go to `folder`,
+    whose disk is the one that is measured; they are removed again.
+    """
+    with tempfile.TemporaryDirectory(prefix="fermata-bench-", dir=folder) as name:
+        work = Path(name)
+        print(f"writes a journal of {size.events:,} events", flush=True)
+        history = work / "history"
+        write_history(history, size.events, NUM_OPEN, SEED)
+        measurements, details = measure_steps(size, work, history)
+        measurements += measure_starts(size, work, history)
+        measurements += measure_replay(size, work)
+    show("scheduler", measurements, seed=SEED, as_json=as_json, details=details)
+    return int(any(measurement.met is False for measurement in measurements))
+
+
+def measure_steps(
+    size: Size, work: Path, history: Path
+) -> tuple[list[Measurement], dict[str, float]]:
+    """Rounds of steps with many waiting, with few, and on the long journal with many."""
+    print(f"takes steps with {ROWS} rows", flush=True)
+    shutil.copytree(history, work / "long")
+    with ExitStack() as stack:
+        rigs: dict[str, Rig] = {}
+        for name, num_waiting in (("many", MANY), ("few", FEW), ("long", MANY)):
+            rigs[name] = Rig(rig_settings(work / name, ROWS), SEED + len(rigs))
+            stack.callback(rigs[name].close)
+            rigs[name].fill(ROWS, num_waiting)
+        taken: dict[str, list[list[int]]] = {name: [] for name in rigs}
+        for _ in range(size.rounds):
+            for name, rig in rigs.items():
+                taken[name].append(rig.steps_ns(size.steps))
+        details = parts(rigs["many"], size.steps)
+    p50 = {name: [percentile(r, 50) for r in rounds] for name, rounds in taken.items()}
+    p99 = {name: [percentile(r, 99) for r in rounds] for name, rounds in taken.items()}
+    found = [
+        measure("step p50", "ms", p50["many"], at_most=0.3),
+        measure("step p99", "ms", p99["many"], at_most=1.5),
+        measure(f"step p50, {FEW} waiting", "ms", p50["few"]),
+        measure(f"step p99, {FEW} waiting", "ms", p99["few"]),
+        measure("step p50, long journal", "ms", p50["long"]),
+        measure("step p99, long journal", "ms", p99["long"]),
+        measure("step p50, many / few waiting", "", ratios(p50["many"], p50["few"]), at_most=1.2),
+        measure("step p50, long / new journal", "", ratios(p50["long"], p50["many"]), at_most=1.2),
+    ]
+    return found, details
+
+
+def percentile(taken_ns: Sequence[int], percent: int) -> float:
+    """A percentile of these steps, in milliseconds."""
+    return sorted(taken_ns)[len(taken_ns) * percent // 100] / 1e6
+
+
+def ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [left / right for left, right in zip(one, other, strict=True)]
+
+
+def parts(rig: Rig, num_steps: int) -> dict[str, float]:
+    """Where the time goes: the mean of each part of a step in microseconds, in a round of its own,
+    since measuring costs time too.
+    """
+    watch = Stopwatch(rig.loop)
+    total_ns = sum(rig.steps_ns(num_steps))
+    spent_ns = watch.spent_ns
+    spent_ns["side rows"] = spent_ns.pop("commit and its side rows") - spent_ns["journal.commit"]
+    spent_ns["fold, decide, check, effects_of"] = total_ns - sum(spent_ns.values())
+    return {
+        f"part of a step, us: {part}": round(ns / num_steps / 1e3, 1)
+        for part, ns in sorted(spent_ns.items(), key=lambda item: -item[1])
+    }
+
+
+def measure_starts(size: Size, work: Path, history: Path) -> list[Measurement]:
+    """Starts of the real server on an empty folder and on the long journal with its unfinished
+    requests. The journal is copied for each, as it was when its server died.
+    """
+    print("starts servers", flush=True)
+    taken: dict[str, list[tuple[float, float]]] = {"empty": [], "long": []}
+    for _ in range(size.starts):
+        for name, starts in taken.items():
+            state = work / "start"
+            if name == "long":
+                shutil.copytree(history, state)
+            starts.append(start_s(state))
+            shutil.rmtree(state)
+    more = {
+        index: [
+            after[index] - before[index]
+            for before, after in zip(taken["empty"], taken["long"], strict=True)
+        ]
+        for index in (0, 1)
+    }
+    return [
+        measure("start to listening, empty", "s", [listening for listening, _ in taken["empty"]]),
+        measure("start to ready, empty", "s", [ready for _, ready in taken["empty"]]),
+        measure("start to listening, long - empty", "s", more[0], at_most=2),
+        measure("start to ready, long - empty", "s", more[1], at_most=2),
+    ]
+
+
+def start_s(state: Path) -> tuple[float, float]:
+    """Seconds until a server listens, and until it is ready to take requests."""
+    settings = {
+        "FERMATA_FAKE__STEP_MS": "60000",  # the unfinished requests stay unfinished
+        "FERMATA_FAKE__CONTEXT_TOKENS": str(SETTINGS["fake.context_tokens"]),
+    }
+    begun = time.monotonic()
+    server = ServerProcess("fake", state, settings)
+    try:
+        address = server.address()
+        listening_s = time.monotonic() - begun
+        while not is_ready(f"{address}/ready"):
+            time.sleep(0.005)
+        return listening_s, time.monotonic() - begun
+    finally:
+        server.close()
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server takes requests."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError:
+        return False
+
+
+def measure_replay(size: Size, work: Path) -> list[Measurement]:
+    """Replays a journal of steps with eight rows, whose requests come and go."""
+    print("replays", flush=True)
+    state = work / "replay"
+    rig = Rig(rig_settings(state, REPLAY_ROWS), SEED)
+    while rig.state.step < size.replay_steps:
+        while len(rig.state.requests) < 2 * REPLAY_ROWS:
+            rig.submit(REPLAY_OUTPUT_TOKENS)
+            rig.step_ns()
+        rig.step_ns()
+    rig.close()
+    rates = [replay_rate(state) for _ in range(size.rounds)]
+    return [measure("replay", "steps/s", rates, at_least=10_000)]
+
+
+def replay_rate(state: Path) -> float:
+    """Steps a second of one replay, reading included."""
+    begun = time.perf_counter()
+    with JournalReader.open(state) as reader:
+        replay = Replay(reader.read())
+        divergences = list(replay.divergences())
+    assert not divergences, f"the replay differs: {divergences[0]}"
+    return replay.num_steps / (time.perf_counter() - begun)
