@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -131,7 +132,8 @@ async def answer(
         return await whole_answer(api, watch, reader, request_id)
     stack.pop_all()
     events = reader.events(sse.event(dialect.opening(), 0))
-    return EventStream(events, watch, headers, lambda: client_gone(api, request_id))
+    gone = partial(client_gone, api, request_id)
+    return EventStream(events, watch, headers, on_end=api.pace.ended, on_client_gone=gone)
 
 
 async def read_question(

@@ -52,6 +52,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, Bias] | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -117,6 +118,7 @@ def sampling_of(
         frequency_penalty=or_else(fields.frequency_penalty, neutral.frequency_penalty),
         logit_bias=token_biases(fields.logit_bias, tokenizer.vocab_size),
         stop=stop_strings(fields.stop),
+        ignore_end_of_turn=bool(fields.ignore_eos),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
 from api.settings import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
 
@@ -13,12 +14,13 @@ NUM_ENDS = 32
 class Pace:
     """How fast requests end: each end frees a place in the queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
 
     def ended(self) -> None:
         """A request ended just now."""
-        self._ends.append(time.monotonic())
+        self._ends.append(self._clock())
 
     def retry_after_s(self) -> int:
         """The mean time between two ends, in whole seconds within the bounds; the lower bound
@@ -26,5 +28,5 @@ class Pace:
         """
         if len(self._ends) < 2:
             return RETRY_AFTER_MIN_S
-        mean_s = (time.monotonic() - self._ends[0]) / (len(self._ends) - 1)
+        mean_s = (self._clock() - self._ends[0]) / (len(self._ends) - 1)
         return min(max(math.ceil(mean_s), RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)

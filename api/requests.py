@@ -122,7 +122,12 @@ async def read_stream(request: Request, api: CurrentApi, request_id: str) -> Res
     reader = Reader(stream, Progress(stream, served.tokenizer, after or 0), dialect, api.server)
     first = sse.event(dialect.opening(), 0) if after is None else first_sign(reader, stream, after)
     headers = {"x-request-id": request_id}
-    return EventStream(reader.events(first), ClientWatch(request), headers, lambda: None)
+    events, watch = reader.events(first), ClientWatch(request)
+    return EventStream(events, watch, headers, on_end=nothing, on_client_gone=nothing)
+
+
+def nothing() -> None:
+    """What a reader's leaving changes."""
 
 
 def position_asked(request: Request) -> int | None:

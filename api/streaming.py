@@ -104,19 +104,23 @@ class Reader:
 
 
 class EventStream(Response):
-    """The answer that a reader's events make. `on_client_gone` is called when the client left."""
+    """The answer that a reader's events make. One of the two calls comes when it is over: `on_end`
+    when all was sent, `on_client_gone` when the client left before.
+    """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes],
         watch: ClientWatch,
         headers: dict[str, str],
+        on_end: Callable[[], None],
         on_client_gone: Callable[[], None],
     ) -> None:
         super().__init__(headers={**sse.HEADERS, **headers})
         del self.headers["content-length"]
         self._events = events
         self._watch = watch
+        self._on_end = on_end
         self._on_client_gone = on_client_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,6 +130,7 @@ class EventStream(Response):
         del scope, receive  # The watch has them.
         try:
             await self._watch.race(self._send(send))
+            self._on_end()
         except ClientLeft:
             self._on_client_gone()
         except SocketCut:
