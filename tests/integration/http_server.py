@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from scheduler.replay import Replay
 from scheduler.run import Exit
 from scheduler.service import Service
 from scheduler.settings import Settings
+from scheduler.views import ServerView
 from scheduler.wiring import build
 
 TIMEOUT_S = 20
@@ -29,9 +30,10 @@ class RunningServer:
     with no difference.
     """
 
-    def __init__(self, folder: Path, **groups: object) -> None:
+    def __init__(self, folder: Path, source: FakeSource | None = None, **groups: object) -> None:
         self.folder = folder
         self.settings = Settings.model_validate({"model": "fake", "state": folder, **groups})
+        self.source = source or FakeSource(self.settings.fake)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
@@ -47,7 +49,7 @@ class RunningServer:
     async def serve(self) -> None:
         """The thread's body."""
         self.loop = asyncio.get_running_loop()
-        self.service: Service = build(self.settings, FakeSource(self.settings.fake))
+        self.service: Service = build(self.settings, self.source)
         server = HttpServer(self.service, self.listener)
         self.built.set()
         self.outcome = await server.serve()
@@ -64,6 +66,16 @@ class RunningServer:
             if len(found) >= num_requests:
                 return found[0]["id"]
         raise AssertionError(f"no request came to be {phase}")
+
+    def view(self) -> ServerView:
+        """All open requests, as the scheduler sees them."""
+        return asyncio.run_coroutine_threadsafe(self.service.view(), self.loop).result(TIMEOUT_S)
+
+    def wait_until(self, reached: Callable[[ServerView], bool]) -> None:
+        """Returns once the scheduler's view is like this."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not reached(self.view()):
+            assert time.monotonic() < deadline, "the server did not come to be so"
 
     def wait_for_end(self, request_id: str) -> dict[str, Any]:
         """Returns the request once it has ended."""
@@ -96,9 +108,11 @@ class RunningServer:
 
 
 @contextmanager
-def running(folder: Path, **groups: object) -> Iterator[RunningServer]:
+def running(
+    folder: Path, source: FakeSource | None = None, **groups: object
+) -> Iterator[RunningServer]:
     """A server for a test."""
-    server = RunningServer(folder, **groups)
+    server = RunningServer(folder, source, **groups)
     try:
         yield server
     finally:
