@@ -127,7 +127,7 @@ class Run:
             last.callback(self.journal.close)
             if self.engine is not None:
                 self.engine.stop()
-            log.info("scheduler ended", status=outcome.status, message=outcome.message)
+            log.debug("scheduler ended", status=outcome.status, message=outcome.message)
 
     def outcome(self) -> Exit:
         """The run, and how it ended."""
