@@ -129,6 +129,20 @@ def demo(
     sys.exit(command.run(command.Wanted(model, blas, seed)))
 
 
+@app.command()
+def doctor(
+    state: Annotated[
+        Path | None, typer.Option(envvar="FERMATA_STATE", help="The state folder.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a server can run here. Exit status 1: something stops it."""
+    from tools import doctor as command
+
+    sys.exit(command.run(state, config, as_json=as_json))
+
+
 bench = typer.Typer(help="Measure, and hold the numbers against their targets.")
 app.add_typer(bench, name="bench")
 
