@@ -1,0 +1,146 @@
+"""Whatever is committed, the file, its in-memory twin and a rebuild say the same."""
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from journal.journal import Journal
+from journal.memory import MemoryJournal
+from journal.queries import find_request
+from journal.tokens import Logprobs
+from tests import journal_steps
+from tests.journal_steps import SECOND_NS, Steps, request_id
+
+token_ids = st.integers(0, 2**32 - 1)
+
+
+class Twins(RuleBasedStateMachine):
+    """Does the same to both, and kills the file's process now and then."""
+
+    folder: Path
+
+    @initialize(gather_steps=st.integers(1, 6))
+    def begin(self, gather_steps: int) -> None:
+        self.gather_steps = gather_steps
+        for file in self.folder.iterdir():
+            file.unlink()
+        self.file = Steps(self.open())
+        self.memory = Steps(MemoryJournal())
+        self.num_requests = 0
+        self.outputs: dict[int, list[int]] = {}
+        self.both = (self.file, self.memory)
+        for steps in self.both:
+            steps.start()
+
+    def open(self) -> Journal:
+        return Journal.open(self.folder, gather_steps=self.gather_steps)
+
+    @rule(prompt=st.lists(token_ids, min_size=1, max_size=4))
+    def receive(self, prompt: list[int]) -> None:
+        self.num_requests += 1
+        for steps in self.both:
+            steps.receive(self.num_requests, prompt)
+
+    @precondition(lambda self: len(self.outputs) < self.num_requests)
+    @rule()
+    def join(self) -> None:
+        number = len(self.outputs) + 1
+        self.outputs[number] = []
+        for steps in self.both:
+            steps.join(number)
+
+    @precondition(lambda self: self.file.batch)
+    @rule(data=st.data())
+    def decode(self, data: st.DataObject) -> None:
+        tokens = {number: data.draw(st.lists(token_ids, max_size=2)) for number in self.file.batch}
+        logprobs: dict[int, list[Logprobs]] = {
+            number: [(-1.0, ((token, -1.0),)) for token in tokens[number]]
+            for number in self.file.batch
+            if number % 2
+        }
+        for number, new in tokens.items():
+            self.outputs[number] += new
+        for steps in self.both:
+            steps.decode(tokens, logprobs)
+
+    @precondition(lambda self: self.file.batch)
+    @rule(data=st.data(), token=token_ids)
+    def finish(self, data: st.DataObject, token: int) -> None:
+        number = data.draw(st.sampled_from(self.file.batch))
+        self.outputs[number].append(token)
+        for steps in self.both:
+            steps.finish(number, [token], len(self.outputs[number]))
+
+    @rule()
+    def kill(self) -> None:
+        self.file.journal.close()
+        self.file.journal = self.open()
+        self.memory.journal.reopen()
+        rows = self.file.batch
+        for steps in self.both:
+            steps.batch = ()
+            steps.start()
+            if rows:
+                steps.join(*rows)
+
+    @rule()
+    def gather(self) -> None:
+        self.file.journal.gather()
+
+    @rule(share=st.floats(0.1, 1))
+    def compact(self, share: float) -> None:
+        records = list(self.file.journal.read())
+        step = records[int(share * (len(records) - 1))].step
+        through_seq = [record.seq for record in records if record.step == step][-1]
+        for steps in self.both:
+            steps.journal.begin_compaction(through_seq, 1, {"through": through_seq})
+            while not steps.journal.advance_compaction():
+                pass
+
+    @invariant()
+    def same_records(self) -> None:
+        assert list(self.file.journal.read()) == list(self.memory.journal.read())
+
+    @invariant()
+    def same_tokens(self) -> None:
+        for number in range(1, self.num_requests + 1):
+            name = request_id(number)
+            one, other = self.file.journal, self.memory.journal
+            assert one.prompt_tokens(name) == other.prompt_tokens(name)
+            assert one.output_tokens(name) == other.output_tokens(name)
+            assert one.output_tokens(name)[0].tolist() == self.outputs.get(number, [])
+
+    @invariant()
+    def same_rows(self) -> None:
+        run = journal_steps.run_of(self.file.journal)
+        for number, row in self.memory.journal.requests.items():
+            assert find_request(run, request_id(number)) == row
+
+    def teardown(self) -> None:
+        assert self.file.journal.verify() == []
+        purged_ns = self.file.journal.last_at_ns + SECOND_NS
+        assert self.file.journal.purge(purged_ns, 0) == self.memory.journal.purge(purged_ns, 0)
+        assert self.file.journal.verify() == []
+        self.file.journal.close()
+
+
+def test_the_file_its_twin_and_a_rebuild_agree(tmp_path: Path) -> None:
+    Twins.folder = tmp_path
+    limits = settings(
+        max_examples=10,
+        stateful_step_count=20,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    # Raises an AssertionError with the steps that lead to a difference.
+    run_state_machine_as_test(Twins, settings=limits)
+    assert Twins.folder == tmp_path
