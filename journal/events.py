@@ -297,22 +297,28 @@ class RequestFinished(Event, frozen=True, kw_only=True):
 
 
 class RequestCancelled(Event, frozen=True, kw_only=True):
-    """The request was ended from outside."""
+    """The request was ended from outside. `had_row`: it was in the engine, and its row is dropped
+    with it.
+    """
 
     request_id: str
     number: int
     reason: Literal["cancel_requested", "client_gone"]
     num_output_tokens: int
+    had_row: bool = False
 
 
 class RequestAborted(Event, frozen=True, kw_only=True):
-    """The server gave the request up, and says why."""
+    """The server gave the request up, and says why. `had_row`: it was in the engine, and its row is
+    dropped with it.
+    """
 
     request_id: str
     number: int
     reason: Literal["engine_failed", "server_deaths"]
     detail: str
     num_output_tokens: int
+    had_row: bool = False
 
 
 Fact = (

@@ -115,12 +115,22 @@ def effects_of(state: SchedulerState, records: Iterable[Record]) -> list[Effect]
             case events.RequestRejected() as event:
                 streams.append(RejectRequest(record.seq, event.request_id, event))
             case events.RequestFinished() | events.RequestCancelled() | events.RequestAborted():
-                if record.event.number in state.leaving:
+                if drops_row(record.event):
+                    assert record.event.number in state.leaving, "a row that is dropped leaves"
                     engine.append(DropRow(record.seq, record.event.number))
                 ends.append(end_of(record.seq, record.event))
             case _:
                 engine.extend(engine_effects_of(record))
     return engine + streams + ends
+
+
+def drops_row(
+    event: events.RequestFinished | events.RequestCancelled | events.RequestAborted,
+) -> bool:
+    """Whether the request was in the engine until its end. The row of one that waited for a retry
+    was dropped by then, though its bytes may still be leaving.
+    """
+    return isinstance(event, events.RequestFinished) or event.had_row
 
 
 def end_of(

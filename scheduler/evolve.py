@@ -19,7 +19,7 @@ import msgspec
 from journal import events
 from journal.events import ModelFacts, Record
 from scheduler.memory import max_context_tokens
-from scheduler.request import Phase, Request, enter
+from scheduler.request import WITH_ROW, Phase, Request, enter
 from scheduler.state import STATE_VERSION, Chunk, SchedulerState
 
 
@@ -314,7 +314,7 @@ def end(state: SchedulerState, request_id: str, kind: str) -> None:
     gives them back.
     """
     request = state.get(request_id)
-    had_row = request.phase in (Phase.PREFILLING, Phase.DECODING)
+    had_row = request.phase in WITH_ROW
     enter(request, kind)
     if had_row:
         leave_engine(state, request)

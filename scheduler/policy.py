@@ -16,7 +16,7 @@ from typing import Literal
 from journal import events
 from journal.events import Decision, Limits, ModelFacts
 from scheduler.memory import capacity_numbers, row_bytes, rows_capacity_bytes
-from scheduler.request import Phase, Request
+from scheduler.request import WITH_ROW, Phase, Request
 from scheduler.state import SchedulerState
 
 POLICY_VERSION = 1
@@ -112,6 +112,7 @@ def cancel(request: Request) -> Decision:
                 number=request.number,
                 reason=reason,
                 num_output_tokens=request.num_output_tokens,
+                had_row=request.phase in WITH_ROW,
             )
         case _:
             raise AssertionError(f"{request.request_id} is cancelled for {request.cancel_reason}")
@@ -131,6 +132,7 @@ def retry_or_abort(state: SchedulerState, request: Request) -> Decision:
         reason="server_deaths" if killed else "engine_failed",
         detail=request.failure or "",
         num_output_tokens=request.num_output_tokens,
+        had_row=request.phase in WITH_ROW,
     )
 
 

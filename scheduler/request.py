@@ -40,6 +40,7 @@ class Phase(StrEnum):
 
 
 OPEN = (Phase.WAITING, Phase.PREFILLING, Phase.DECODING)
+WITH_ROW = (Phase.PREFILLING, Phase.DECODING)
 ENDS = (Phase.FINISHED, Phase.CANCELLED, Phase.ABORTED, Phase.REJECTED)
 
 TRANSITIONS: dict[tuple[Phase, str], Phase] = {

@@ -2,7 +2,8 @@
 
 It follows scheduler/engine/base.py: it works through its commands in order, delivers one decode
 step and launches the next, and holds that one back until the step before is committed. It checks
-what the core owes it: a row is started once, chunks follow each other, a batch holds whole rows.
+what the core owes it: a row is started once and dropped once, chunks follow each other, a batch
+holds whole rows.
 """
 
 from collections import deque
@@ -109,11 +110,9 @@ class FakeEngine:
         )
 
     def drop(self, number: int) -> None:
-        row = self.rows.pop(number, None)
-        name = f"r{number}" if row is None else row.request_id
-        if row is not None:
-            row.runs = False
-        self.results.append(events.KvFreed(request_id=name, number=number, freed_bytes=1))
+        row = self.rows.pop(number)
+        row.runs = False
+        self.results.append(events.KvFreed(request_id=row.request_id, number=number, freed_bytes=1))
 
     def decode(self) -> bool:
         """Delivers the step that was launched, or else one of the batch that is set; launches the

@@ -96,14 +96,16 @@ class World:
         self.said.append(msgspec.structs.replace(arrival, number=number))
 
     def cancel(self, which: int) -> None:
-        """Somebody wants a request to end, which may have ended, or never have been."""
+        """Somebody wants a request to end."""
         self.said.append(events.CancelRequested(request_id=self.name_of(which)))
 
     def lose_client(self, which: int) -> None:
         self.said.append(events.ClientGone(request_id=self.name_of(which)))
 
     def name_of(self, which: int) -> str:
-        return f"r{which % (self.state.next_number + 1)}"
+        """One of the open requests, or any, which may have ended, or never have been."""
+        names = [*self.state.numbers, f"r{which % (self.state.next_number + 1)}"]
+        return names[which % len(names)]
 
     def stop(self, setup: Setup) -> None:
         """A clean stop with a little time for what is in the engine, and the next start."""
@@ -215,9 +217,9 @@ BREAKS = st.tuples(
     st.just("break_row"), st.integers(0, 5), st.sampled_from(["start", "prefill", "decode"])
 )
 RESTARTS = st.tuples(st.sampled_from(["restart", "stop"]), st.sampled_from(SETUPS))
-OFTEN = [ARRIVALS, RUNS, COLLECTS]
-ANY = st.one_of(*OFTEN * 3, ADVANCES, WISHES, BREAKS, RESTARTS)
-ACTIONS = st.tuples(*[st.lists(ANY, max_size=30)] * 8).map(
+WEIGHTS = ((ARRIVALS, 5), (RUNS, 5), (COLLECTS, 5), (ADVANCES, 2), (WISHES, 3), (BREAKS, 3))
+ANY = st.sampled_from([s for s, weight in (*WEIGHTS, (RESTARTS, 1)) for _ in range(weight)])
+ACTIONS = st.tuples(*[st.lists(ANY.flatmap(lambda s: s), max_size=30)] * 8).map(
     lambda lists: [action for part in lists for action in part]
 )
 """What may happen to a server, as plain values, so that a failing example reads like a story. One

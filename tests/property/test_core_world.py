@@ -15,7 +15,7 @@ from scheduler.state import STATE_VERSION, SchedulerState
 from tests.property.fake_world import ACTIONS, play
 
 bounded = settings(
-    max_examples=150,
+    max_examples=100,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -88,6 +88,15 @@ def test_retried_row_is_dropped_and_its_stream_hears_nothing() -> None:
     assert driver.effects == [DropRow(seq_of(driver, events.RequestRetried), 1)]
 
 
+def test_row_that_leaves_already_is_not_dropped_again() -> None:
+    driver = ready(20)
+    driver.step(driver.failed("a"))
+    driver.step(events.CancelRequested(request_id="a"))
+    assert driver.state.leaving == {1: 256_000}
+    cancelled = seq_of(driver, events.RequestCancelled)
+    assert driver.effects == [EndRequest(cancelled, "a", "cancelled", "cancel_requested", "", 0)]
+
+
 def test_aborted_request_says_why() -> None:
     driver = ready(20, max_retries=0)
     driver.step(driver.failed("a", "prefill"))

@@ -59,6 +59,7 @@ def test_request_is_cancelled_in_each_phase(
         number=request.number,
         reason="cancel_requested" if fact is events.CancelRequested else "client_gone",
         num_output_tokens=1 if phase is Phase.DECODING else 0,
+        had_row=phase is not Phase.WAITING,
     )
     assert is_gone(driver, name)
     assert (request.number in driver.state.leaving) == (phase is not Phase.WAITING)
@@ -168,6 +169,7 @@ def test_request_is_given_up_after_its_last_retry() -> None:
             reason="engine_failed",
             detail="prefill: boom",
             num_output_tokens=0,
+            had_row=True,
         )
     ]
     assert is_gone(driver, "a")
