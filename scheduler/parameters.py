@@ -45,7 +45,8 @@ def encode_parameters(parameters: RequestParameters) -> bytes:
     """The JSON that is stored and digested: keys sorted, so that equal parameters give equal
     bytes.
     """
-    return msgspec.json.encode(parameters, order="sorted")
+    plain = msgspec.to_builtins(parameters, str_keys=True)  # Only text keys can be sorted.
+    return msgspec.json.encode(plain, order="sorted")
 
 
 def decode_parameters(body: bytes | str) -> RequestParameters:
