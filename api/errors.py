@@ -16,6 +16,9 @@ from scheduler.service import Saturated
 JSON_PATH = re.compile(r"^(?P<what>.*) - at `(?P<path>.*)`$", re.DOTALL)
 MISSING_FIELD = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 
+OVERLOADED = "server_is_overloaded"
+"""The code on which Codex tries again later."""
+
 
 class ApiError(Exception):
     """An answer that is an error. Raised anywhere before the answer has begun.
@@ -146,7 +149,7 @@ def overloaded(retry_after_s: int) -> ApiError:
     """The 503 of a full queue."""
     return unavailable(
         "The server is overloaded: its queue is full. Try again later.",
-        "server_is_overloaded",
+        OVERLOADED,
         retry_after_s,
     )
 
@@ -162,9 +165,14 @@ def stopping(retry_after_s: int) -> ApiError:
 
 def saturated(error: Saturated) -> ApiError:
     """The 503 for a request that the scheduler did not even look at."""
-    if error.reason == "server_stopping":
-        return stopping(error.retry_after_s)
-    return overloaded(error.retry_after_s)
+    match error.reason:
+        case "server_stopping":
+            return stopping(error.retry_after_s)
+        case "journal_full":
+            message = "The server's disk is full, and nothing is taken until there is space."
+            return unavailable(message, OVERLOADED, error.retry_after_s)
+        case _:
+            return overloaded(error.retry_after_s)
 
 
 def loading(retry_after_s: int) -> ApiError:

@@ -27,6 +27,7 @@ async def health(api: CurrentApi) -> Response:
         "state": state_of(service.readiness()),
         "model": None if served is None else served.name,
         "blas": None if served is None else served.blas,
+        "device": None if served is None else device_of(served.blas),
         "journal": journal_object(api.settings.state / "journal.db", service.metrics),
     }
     return json_response(body)
@@ -35,6 +36,11 @@ async def health(api: CurrentApi) -> Response:
 def state_of(readiness: Readiness) -> str:
     """`ready`, or why it is not."""
     return readiness.reason or "ready"
+
+
+def device_of(blas: str) -> str:
+    """Where the model computes: a GPU brings its own matrix library, and the fake model none."""
+    return blas if blas in ("metal", "cuda", "none") else "cpu"
 
 
 def journal_object(path: Path, metrics: SchedulerMetrics) -> dict[str, object]:
