@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,14 @@ class RunningServer:
             if found["ended_at_ns"] is not None:
                 return found
         raise AssertionError(f"{request_id} did not end")
+
+    def parameters(self, request_id: str) -> bytes:
+        """What the journal keeps of a request's parameters."""
+        with sqlite3.connect(self.folder / "journal.db") as database:
+            query = "SELECT body FROM request_parameters WHERE request_id = ?"
+            body = database.execute(query, (request_id,)).fetchone()[0]
+        database.close()
+        return body.encode() if isinstance(body, str) else body
 
     def begin_stop(self) -> None:
         """The clean stop that a first signal begins."""
