@@ -130,7 +130,7 @@ class Loop:
                         number=number,
                         request_id=arrival.request_id,
                         num_prompt_tokens=len(arrival.prompt),
-                        tokens=arrival.prompt,
+                        tokens=arrival.prompt[:],
                         parameters=arrival.parameters,
                     )
                 )

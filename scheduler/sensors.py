@@ -6,6 +6,7 @@ its decisions.
 """
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -78,7 +79,9 @@ class EngineDeath(Exception):
 
 
 class Sensors:
-    """See the module's text. `wake` is set whenever there is something to take."""
+    """See the module's text. `wake` is set whenever there is something to take; `waits_since_ns`
+    is when the inbox was empty last.
+    """
 
     def __init__(self, known: KnownRequests, max_inbox: int) -> None:
         self.known = known
@@ -86,6 +89,7 @@ class Sensors:
         self.inbox: deque[Arrival | Wish] = deque()
         self.wishes: set[tuple[str, str]] = set()
         self.results: deque[EngineResult] = deque()
+        self.waits_since_ns = 0
         self.stop_reason: str | None = None
         self.wake = threading.Event()
 
@@ -96,6 +100,8 @@ class Sensors:
         return len(self.inbox) < self.max_inbox
 
     def arrive(self, arrival: Arrival) -> None:
+        if not self.inbox:
+            self.waits_since_ns = time.monotonic_ns()
         self.inbox.append(arrival)
         self.wake.set()
 
@@ -188,9 +194,9 @@ def take(waiting: deque[T], collected: Collected, to_fact: Callable[[T], Fact | 
         kind = type(first.fact) if isinstance(first, Wish) else type(first)
         if quota[kind] == MAX_FACTS_OF_A_KIND:
             return
-        quota[kind] += 1
         fact = to_fact(waiting.popleft())
         if fact is not None:
+            quota[kind] += 1
             collected.facts.append(fact)
 
 

@@ -181,7 +181,10 @@ class Service:
     def readiness(self) -> Readiness:
         """Whether it takes requests, and whether the loop goes on while work waits."""
         run = self._run
-        age_ms = (time.monotonic_ns() - run.loop.last_step_ns) // 1_000_000
+        since_ns = run.loop.last_step_ns
+        if not (run.state.admitted or run.state.waiting):
+            since_ns = max(since_ns, run.sensors.waits_since_ns)
+        age_ms = (time.monotonic_ns() - since_ns) // 1_000_000
         loading = self.served is None or not run.state.engine_ready
         work_waits = bool(run.state.admitted or run.state.waiting or run.sensors.inbox)
         reason = ""

@@ -6,6 +6,7 @@ request is in the engine: it reads much, and nobody should feel it.
 """
 
 import time
+from itertools import islice
 
 import msgspec
 import structlog
@@ -76,8 +77,8 @@ class Upkeep:
 
     def fold_portion(self, carried: SchedulerState) -> None:
         """Goes on folding up to the point; from there on the journal writes its successor."""
-        last_seq = min(self.through_seq, carried.seq + PORTION_EVENTS)
-        fold(carried, self.journal.read(after_seq=carried.seq, until_seq=last_seq))
+        records = self.journal.read(after_seq=carried.seq, until_seq=self.through_seq)
+        fold(carried, islice(records, PORTION_EVENTS))
         if carried.seq == self.through_seq:
             self.carried = None
             state = msgspec.to_builtins(carried, str_keys=True)

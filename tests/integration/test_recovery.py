@@ -13,12 +13,13 @@ from journal import events
 from journal.events import Record
 from scheduler.evolve import fold
 from scheduler.parameters import SamplingParameters
-from scheduler.recovery import encode_state, recover_state
+from scheduler.recovery import CORE, encode_state, recover_state
 from scheduler.request import Phase
 from scheduler.settings import Settings
 from scheduler.state import SchedulerState
 from scheduler.streams import Accepted, RequestStream
 from tests.loop_driver import LoopDriver, expected_tokens, settings_of
+from tools.checks import source
 
 LONG = "a prompt of many chunks " * 20
 
@@ -229,6 +230,12 @@ def test_a_snapshot_of_other_code_does_not_count(
     assert snapshot_seq == 0
     assert encode_state(recovered) == encode_state(driver.state)
     driver.journal.close()
+
+
+def test_the_digest_covers_the_core_and_the_events() -> None:
+    root = Path(__file__).parents[2]
+    core = {path for path in source.CORE if (root / path).exists()}
+    assert set(CORE) == core | {"journal/events.py"}
 
 
 def test_the_run_says_what_it_is_made_of(state_folder: Path) -> None:

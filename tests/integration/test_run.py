@@ -1,181 +1,19 @@
-"""A whole run in its threads: how it starts, stops and fails, and what HTTP sees of it."""
+"""A whole run in its threads: how it stops and fails, and with which exit status."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from journal.errors import JournalBroken, JournalFull, JournalLocked
 from journal.journal import Journal
-from scheduler.engine.fake import Failure, FakeEngine, FakeSource
-from scheduler.engine.model import ModelDescription, ModelError
+from scheduler.engine.fake import FakeEngine
 from scheduler.run import Exit
 from scheduler.service import Saturated, Service
-from scheduler.settings import Settings
-from scheduler.streams import Accepted, RequestStream
 from scheduler.wiring import build
-from tests.loop_driver import arrival_of, expected_tokens, settings_of
-
-LIMIT_S = 20
-
-
-@dataclass(frozen=True)
-class ScriptedSource:
-    """The fake model, with what a test wants to go wrong."""
-
-    settings: Settings
-    model_error: str | None = None
-    load_error: str | None = None
-    released: threading.Event | None = None
-
-    def describe(self) -> ModelDescription:
-        if self.released is not None:
-            assert self.released.wait(LIMIT_S)
-        if self.model_error is not None:
-            raise ModelError(self.model_error)
-        return FakeSource(self.settings.fake).describe()
-
-    def make_engine(self, description: ModelDescription, nonce: int) -> FakeEngine:
-        del nonce
-        return FakeEngine(description.facts, 1, self.settings.fake, load_error=self.load_error)
-
-
-def serve(
-    settings: Settings,
-    talk: Callable[[Service], Awaitable[None]],
-    source: ScriptedSource | None = None,
-) -> Exit:
-    """A run from start to end, with `talk` as its HTTP side; a stop follows it."""
-
-    async def main() -> Exit:
-        service = build(settings, source or ScriptedSource(settings))
-        service.start()
-        await talk(service)
-        service.stop("the test is over")
-        return await service.ended()
-
-    async def limited() -> Exit:
-        return await asyncio.wait_for(main(), LIMIT_S)
-
-    return asyncio.run(limited())
-
-
-def settings_in(folder: Path, **overrides: object) -> Settings:
-    return settings_of(state=folder, **overrides)
-
-
-async def ready(service: Service) -> None:
-    """Waits until requests can be counted."""
-    assert await service.served_model(LIMIT_S) is not None
-
-
-async def whole(stream: RequestStream) -> RequestStream:
-    """Reads a stream to its end or its cut."""
-    while stream.end is None and not stream.cut:
-        await stream.wait(len(stream.tokens), None)
-    return stream
-
-
-def test_requests_are_served_and_found_again(state_folder: Path) -> None:
-    settings = settings_in(state_folder, requests__max_lingering=0)
-
-    async def talk(service: Service) -> None:
-        await ready(service)
-        ids = [service.new_request_id() for _ in range(3)]
-        streams = [service.submit(arrival_of(name, f"text {name}", 30)) for name in ids]
-        assert [await stream.judged() for stream in streams] == [Accepted(30)] * 3
-        for name, stream in zip(ids, streams, strict=True):
-            assert (await whole(stream)).tokens == expected_tokens(f"text {name}", 30)
-            found = await service.find(name)
-            assert found is not None
-            assert found is not stream, "it is rebuilt from the journal"
-            assert (found.tokens, found.end) == (stream.tokens, stream.end)
-            view = await service.view_request(name)
-            assert view is not None
-            assert (view.state, view.reason, view.num_output_tokens) == ("finished", "length", 30)
-            events = await service.events(name, after_seq=0, limit=100)
-            assert events[0]["kind"] == "request_received"
-            assert events[-1]["kind"] == "kv_freed"
-            later = await service.events(name, after_seq=events[0]["seq"], limit=1)  # pyright: ignore[reportArgumentType]
-            assert later == events[1:2]
-        assert await service.find("req_unknown") is None
-        assert await service.view_request("req_unknown") is None
-        assert service.metrics.requests_ended == {"finished:length": 3}
-
-    assert serve(settings, talk) == Exit(0)
-
-
-def test_a_view_is_of_one_boundary(state_folder: Path) -> None:
-    settings = settings_in(state_folder, scheduler__max_rows=1, fake__turn_tokens=0)
-
-    async def talk(service: Service) -> None:
-        await ready(service)
-        names = [service.new_request_id() for _ in range(2)]
-        first, second = (service.submit(arrival_of(name, "hello", 100_000)) for name in names)
-        await first.wait(5, None)
-        await second.judged()
-        view = await service.view()
-        assert {request.id: request.state for request in view.requests} == {
-            names[0]: "decoding",
-            names[1]: "waiting",
-        }
-        decoding = view.requests[0]
-        boundary = decoding.num_prompt_tokens + decoding.num_output_tokens - 1
-        assert decoding.num_cached_tokens == boundary
-        assert (view.num_admitted, view.num_waiting, view.batch_rows) == (1, 1, 1)
-        assert view.reserved_bytes == decoding.reserved_bytes > 0
-        alone = await service.view_request(names[1])
-        assert alone is not None
-        assert alone.state == "waiting"
-        for name, stream in zip(names, (first, second), strict=True):
-            service.cancel(name)
-            assert (await whole(stream)).end is not None
-        assert (await service.view()).requests == []
-
-    assert serve(settings, talk) == Exit(0)
-
-
-def test_it_says_why_it_is_not_ready(state_folder: Path) -> None:
-    settings = settings_in(state_folder)
-    released = threading.Event()
-
-    async def talk(service: Service) -> None:
-        assert service.readiness().reason == "model_loading"
-        assert await service.served_model(0.001) is None
-        assert service.run_id == 0
-        released.set()
-        await ready(service)
-        assert service.run_id == 1
-        stream = service.submit(arrival_of(service.new_request_id(), "hello", 2))
-        await whole(stream)
-        assert service.readiness().ready
-        service.stop("now")
-        assert service.readiness().reason == "server_stopping"
-        with pytest.raises(Saturated, match="server_stopping"):
-            service.submit(arrival_of(service.new_request_id(), "hello", 2))
-
-    assert serve(settings, talk, ScriptedSource(settings, released=released)) == Exit(0)
-
-
-def test_an_inbox_that_is_full_takes_no_more(state_folder: Path) -> None:
-    settings = settings_in(state_folder, scheduler__max_inbox=1)
-
-    async def talk(service: Service) -> None:
-        await ready(service)
-        blocked = threading.Event()
-        asked = asyncio.ensure_future(service._ask(lambda _: blocked.wait(LIMIT_S)))  # pyright: ignore[reportPrivateUsage]
-        await asyncio.sleep(0)
-        first = service.submit(arrival_of(service.new_request_id(), "hello", 2))
-        with pytest.raises(Saturated, match="inbox_full"):
-            service.submit(arrival_of(service.new_request_id(), "hello", 2))
-        blocked.set()
-        await asked
-        assert (await whole(first)).end is not None
-
-    assert serve(settings, talk) == Exit(0)
+from tests.loop_driver import arrival_of, expected_tokens
+from tests.run_driver import LIMIT_S, ScriptedSource, ready, serve, settings_in, whole
 
 
 def test_a_clean_stop_lets_rows_come_to_their_end(state_folder: Path) -> None:
@@ -381,19 +219,14 @@ def test_two_servers_cannot_write_one_journal(tmp_path: Path) -> None:
     assert serve(settings, talk) == Exit(0)
 
 
-def test_failures_in_its_own_thread_are_retried(state_folder: Path) -> None:
-    settings = settings_in(state_folder)
-
-    class FailingSource(ScriptedSource):
-        def make_engine(self, description: ModelDescription, nonce: int) -> FakeEngine:
-            engine = super().make_engine(description, nonce)
-            engine.failures = [Failure(1, "decode", at=4)]
-            return engine
+def test_a_stop_does_not_wait_for_the_model(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    released = threading.Event()
 
     async def talk(service: Service) -> None:
-        await ready(service)
-        stream = service.submit(arrival_of(service.new_request_id(), "hello", 50))
-        assert (await whole(stream)).tokens == expected_tokens("hello", 50)
-        assert service.metrics.retries == 1
+        service.stop("SIGTERM")
+        assert await service.ended() == Exit(0)
+        assert service.run_id == 0
+        released.set()
 
-    assert serve(settings, talk, FailingSource(settings)) == Exit(0)
+    assert serve(settings, talk, ScriptedSource(settings, released=released)) == Exit(0)

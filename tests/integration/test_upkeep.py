@@ -86,6 +86,28 @@ def test_an_old_journal_is_shortened_while_a_request_waits(state_folder: Path) -
     driver.journal.close()
 
 
+def test_a_journal_that_was_shortened_is_shortened_again(tmp_path: Path) -> None:
+    driver = LoopDriver(tmp_path)
+    firsts: list[int] = []
+    for _ in range(2):
+        driver.submit("hello", 50)
+        driver.run_until_idle()
+        upkeep = Upkeep(driver.settings, driver.journal)
+        seq = driver.state.seq
+        work_until(
+            upkeep,
+            driver.state.now_ns + LATER_NS,
+            lambda seq=seq: next(driver.journal.read()).seq == seq,
+        )
+        firsts.append(seq)
+    assert firsts[0] < firsts[1]
+    assert encode_state(recover_state(driver.journal)[0]) == encode_state(driver.state)
+    driver.submit("hello again", 5)
+    driver.run_until_idle()
+    driver.journal.close()
+    assert_replays(tmp_path)
+
+
 def test_a_young_and_small_journal_is_left_alone(tmp_path: Path) -> None:
     driver = LoopDriver(tmp_path)
     driver.submit("hello", 50)

@@ -121,6 +121,16 @@ def test_a_wish_waits_once_and_only_for_open_requests() -> None:
     assert len(sensors.collect(core.state).facts) == 1, "a later wish is another one"
 
 
+def test_wishes_for_nobody_hold_nobody_up() -> None:
+    core = decoding("req_a")
+    sensors = sensors_of()
+    for i in range(2 * MAX_FACTS_OF_A_KIND):
+        sensors.wish(events.CancelRequested(request_id=f"req_gone_{i}"))
+    sensors.arrive(arrival_of("req_b"))
+    assert len(sensors.collect(core.state).facts) == 1
+    assert not sensors.inbox
+
+
 def test_tokens_of_a_row_that_no_longer_decodes_do_not_count() -> None:
     core = decoding("req_a", "req_b")
     core.step(events.CancelRequested(request_id="req_a"))
