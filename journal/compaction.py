@@ -25,6 +25,16 @@ PORTION_EVENTS = 5_000
 # What decides whether shortening is worth its writing: a tenth of the events has to go.
 LEAST_SHARE = 10
 
+_USED_BYTES = (
+    "SELECT (page_count - freelist_count) * page_size"
+    " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+)
+_SIDE_BYTES = (
+    "SELECT (SELECT coalesce(sum(length(ids) + coalesce(length(logprobs), 0)), 0) FROM token_ids)"
+    " + (SELECT coalesce(sum(length(body)), 0) FROM request_parameters)"
+    " + (SELECT coalesce(sum(length(body)), 0) FROM snapshots)"
+)
+
 _COPIED_TABLES = ("token_ids", "request_parameters", "request", "run", "minute", "alembic_version")
 _EMPTY_TABLES = ("events", "step_tokens", "snapshots", "carried_rows")
 
@@ -54,15 +64,19 @@ def _last_before(run: Run, first: int, last: int, at_ns: int) -> int:
 
 
 def _last_beyond(run: Run, first: int, last: int, keep_bytes: int) -> int:
-    """The last seq that has to go when events are what fills the file."""
-    query = (
-        "SELECT (page_count - freelist_count) * page_size"
-        " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-    )
-    used_bytes: int = run(query).scalar_one()
+    """The last seq that has to go to bring the file under four fifths of `keep_bytes`. Token ids
+    go by their own retention: where they fill more than half of the file, no history is given
+    up for them.
+    """
+    used_bytes: int = run(_USED_BYTES).scalar_one()
     if used_bytes <= keep_bytes:
         return 0
-    return last - (last - first) * (keep_bytes * 4 // 5) // used_bytes
+    side_bytes: int = run(_SIDE_BYTES).scalar_one()
+    event_bytes = used_bytes - side_bytes
+    if event_bytes < side_bytes:
+        return 0
+    kept_bytes = max(0, keep_bytes * 4 // 5 - side_bytes)
+    return last - (last - first) * kept_bytes // event_bytes
 
 
 def _end_of_step(run: Run, seq: int) -> int:

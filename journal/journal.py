@@ -110,8 +110,10 @@ class Journal(Positioned):
         Raises JournalFull (nothing was written, the same commit can be tried again) or
         JournalBroken (the process has to end).
         """
-        assert self._run_begun or isinstance(facts[0], ServerStarted), "server_started comes first"
         records = place(self.last, step, at_ns, facts, decisions)
+        begun = self._run_begun or isinstance(facts[0], ServerStarted)
+        assert begun, "the first commit begins with server_started"
+        assert len(side.prompts) == len(side.parameters), "each prompt comes with its parameters"
         if self._durability == "power":
             durability = "power"
         with self._loaded_again_after_failure(), self._database.transaction(durability):

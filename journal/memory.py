@@ -52,8 +52,10 @@ class MemoryJournal(Positioned):
         durability: Durability = "process",
     ) -> list[Record]:
         """As `Journal.commit`."""
-        assert self._run_begun or isinstance(facts[0], ServerStarted), "server_started comes first"
         records = place(self.last, step, at_ns, facts, decisions)
+        begun = self._run_begun or isinstance(facts[0], ServerStarted)
+        assert begun, "the first commit begins with server_started"
+        assert len(side.prompts) == len(side.parameters), "each prompt comes with its parameters"
         if self.failures:
             raise self.failures.pop(0)
         self._keep_side_rows(records, side)

@@ -129,11 +129,12 @@ def parameters(run: Run, request_id: str) -> bytes | None:
 
 
 def purgeable(run: Run, ended_ns: int, limit: int) -> list[tuple[str]]:
-    """Requests that ended by then and still have token ids or parameters."""
+    """Requests that ended by then and are still stored. Each has a row of parameters: there are as
+    many of those as requests within their retention, however long the history is.
+    """
     query = (
-        "SELECT request_id FROM (SELECT request_id FROM request_parameters"
-        " UNION SELECT request_id FROM token_ids) JOIN request USING (request_id)"
-        " WHERE request.ended_ns <= ? LIMIT ?"
+        "SELECT request_id FROM request_parameters JOIN request USING (request_id)"
+        " WHERE ended_ns <= ? LIMIT ?"
     )
     return [(name,) for (name,) in run(query, (ended_ns, limit)).fetchall()]
 

@@ -118,9 +118,9 @@ def unpack_rows(body: bytes | None) -> tuple[bytes | None, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class SideRows:
-    """What a commit writes beside its events: prompts as (request_id, packed ids), parameters as
-    (request_id, JSON), and for each tokens_decoded its tokens, by the index of that event among
-    the facts.
+    """What a commit writes beside its events: for each request that it takes the prompt as
+    (request_id, packed ids) and the parameters as (request_id, JSON), and for each
+    tokens_decoded its tokens, by the index of that event among the facts.
     """
 
     prompts: Sequence[tuple[str, bytes]] = ()

@@ -10,6 +10,7 @@ import pytest
 from journal.events import StateCarried
 from journal.files import replacement_of
 from journal.journal import Journal
+from journal.reader import JournalReader
 from tests.journal_child import MOMENTS, NUM_STEPS_BEFORE
 from tests.journal_steps import Steps, request_id
 
@@ -28,7 +29,10 @@ def test_what_was_committed_is_there_after_a_kill(tmp_path: Path) -> None:
         for _ in range(100):
             acknowledged = int(child.stdout.readline())
         child.kill()
+    with JournalReader.open(tmp_path) as reader:
+        read = list(reader.read())
     journal = Journal.open(tmp_path)
+    assert list(journal.read()) == read
     assert journal.last_seq >= acknowledged
     tokens = list(range(journal.last_step - NUM_STEPS_BEFORE))
     assert journal.output_tokens(request_id(1))[0].tolist() == tokens
