@@ -27,7 +27,8 @@ def row_bytes(model: ModelFacts, num_tokens: int) -> int:
 
 def chunk_bytes(model: ModelFacts, limits: Limits) -> int:
     """What the largest chunk needs while it is computed, beside the rows."""
-    return model.transient_bytes_per_token * limits.chunk_tokens
+    num_tokens = max(limits.chunk_tokens, limits.chunk_tokens_beside_rows)
+    return model.transient_bytes_per_token * num_tokens
 
 
 def rows_capacity_bytes(model: ModelFacts, limits: Limits) -> int | None:

@@ -72,6 +72,11 @@ def test_room_for_rows_is_the_ceiling_less_weights_and_one_chunk() -> None:
     assert rows_capacity_bytes(MODEL, under(None)) is None
 
 
+def test_room_is_kept_for_whichever_chunk_is_larger() -> None:
+    limits = msgspec.structs.replace(LIMITS, chunk_tokens_beside_rows=600)
+    assert chunk_bytes(MODEL, limits) == 6_000
+
+
 @pytest.mark.parametrize(
     ("ceiling_bytes", "expected"),
     [
