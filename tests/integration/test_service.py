@@ -1,5 +1,6 @@
 """What HTTP sees of a run: streams, views, readiness."""
 
+import asyncio
 import threading
 from pathlib import Path
 
