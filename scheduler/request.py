@@ -76,7 +76,7 @@ class IllegalTransition(Exception):
         self.kind = kind
 
 
-class Request(msgspec.Struct, kw_only=True):
+class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One open request. Only `evolve` changes it.
 
     `number` orders requests by arrival and breaks every tie. `max_tokens` bounds the output in

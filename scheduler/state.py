@@ -11,7 +11,7 @@ STATE_VERSION = 1
 """To be raised when the meaning of a field changes: snapshots of another version are not used."""
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The one chunk that is planned and not committed. `done` once the engine has fed it."""
 
     number: int
@@ -21,7 +21,7 @@ class Chunk(msgspec.Struct, frozen=True):
     done: bool = False
 
 
-class SchedulerState(msgspec.Struct, kw_only=True):
+class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The folded journal. Lists of requests hold their numbers; `requests` holds open requests
     only.
 

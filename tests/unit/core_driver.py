@@ -12,7 +12,7 @@ from scheduler.effects import Effect, SendTokens, effects_of
 from scheduler.evolve import fold
 from scheduler.invariants import check
 from scheduler.policy import POLICY_VERSION, decide
-from scheduler.request import Request
+from scheduler.request import Phase, Request
 from scheduler.state import SchedulerState
 
 E = TypeVar("E", bound=AnyEvent)
@@ -60,6 +60,20 @@ def server_started(limits: Limits = LIMITS, model: ModelFacts = MODEL) -> events
 def engine_ready(model: ModelFacts = MODEL, *, one_row_only: bool = False) -> events.EngineReady:
     """The engine has loaded its model."""
     return events.EngineReady(model=model, one_row_only=one_row_only, note="", load_ns=1)
+
+
+def request_in(phase: Phase) -> Request:
+    """A request that has just come into this phase."""
+    return Request(
+        number=1,
+        request_id="a",
+        model_fingerprint="f",
+        route="chat.completions",
+        num_prompt_tokens=1,
+        asked_max_tokens=1,
+        received_ns=1,
+        phase=phase,
+    )
 
 
 class CoreDriver:

@@ -6,8 +6,9 @@ import pytest
 from journal import events
 from journal.events import Record
 from scheduler.evolve import dispatch, evolve, fold
+from scheduler.request import Phase
 from scheduler.state import STATE_VERSION, SchedulerState
-from tests.unit.core_driver import CoreDriver, kinds
+from tests.unit.core_driver import CoreDriver, kinds, request_in
 
 
 def carried(state: SchedulerState) -> events.StateCarried:
@@ -130,10 +131,21 @@ def test_carried_state_of_another_version_is_refused() -> None:
         evolve(SchedulerState(), Record(1, 1, 1, "fact", 1, event))
 
 
-def test_carried_state_with_a_strange_field_value_is_refused() -> None:
-    event = msgspec.structs.replace(carried(SchedulerState()), state={"waiting": "none"})
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"waiting": "none"},
+        {"unheard_of": 1},
+        {"chunk": {"number": 1, "chunk": 1, "start": 0, "length": 1, "unheard_of": 1}},
+        {"requests": {"1": {"number": 1}}},
+        {"requests": {"1": {**msgspec.to_builtins(request_in(Phase.WAITING)), "unheard_of": 1}}},
+    ],
+)
+def test_carried_state_that_is_not_ours_is_refused(change: dict[str, object]) -> None:
+    event = carried(SchedulerState())
+    strange = msgspec.structs.replace(event, state={**event.state, **change})
     with pytest.raises(msgspec.ValidationError):
-        evolve(SchedulerState(), Record(1, 1, 1, "fact", 1, event))
+        evolve(SchedulerState(), Record(1, 1, 1, "fact", 1, strange))
 
 
 def test_states_share_nothing() -> None:

@@ -7,23 +7,10 @@ import pytest
 
 from journal import events
 from scheduler.evolve import evolve
-from scheduler.request import ENDS, OPEN, TRANSITIONS, IllegalTransition, Phase, Request, enter
-from tests.unit.core_driver import CoreDriver, engine_ready
+from scheduler.request import ENDS, OPEN, TRANSITIONS, IllegalTransition, Phase, enter
+from tests.unit.core_driver import CoreDriver, engine_ready, request_in
 
 PAIRS = sorted(product(Phase, events.KINDS), key=str)
-
-
-def request_in(phase: Phase) -> Request:
-    return Request(
-        number=1,
-        request_id="a",
-        model_fingerprint="f",
-        route="chat.completions",
-        num_prompt_tokens=1,
-        asked_max_tokens=1,
-        received_ns=1,
-        phase=phase,
-    )
 
 
 @pytest.mark.parametrize(("phase", "kind"), PAIRS)
