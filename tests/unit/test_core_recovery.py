@@ -172,6 +172,19 @@ def test_retries_do_not_save_a_request_from_its_deaths() -> None:
     assert [d.reason for d in only(driver.begin_run(), events.RequestAborted)] == ["server_deaths"]
 
 
+def test_solo_request_whose_row_fails_is_retried_like_any_other() -> None:
+    driver = ready(50)
+    for _ in range(2):
+        driver.start()
+    assert driver.request("a").solo
+    assert kinds(driver.step(driver.failed("a"))) == ["request_retried"]
+    driver.step(driver.freed("a"))
+    assert kinds(driver.step(driver.failed("a"))) == ["request_retried"]
+    driver.step(driver.freed("a"))
+    aborted = only(driver.step(driver.failed("a")), events.RequestAborted)
+    assert [d.reason for d in aborted] == ["engine_failed"]
+
+
 def test_request_that_ran_out_of_deaths_does_not_start_though_others_do() -> None:
     driver = ready(50)
     driver.start()
