@@ -99,7 +99,6 @@ class Decoder:
         """Lets go of all arrays of the row. No step with it may still be computing."""
         if row in self._view_rows:
             self.dissolve()
-        self._last = None
         row.release()
 
     def restore(self, row: Row) -> None:

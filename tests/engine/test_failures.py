@@ -10,11 +10,13 @@ from scheduler.engine import rows
 from scheduler.engine.base import (
     ChunkDone,
     DropRow,
+    ReleaseStep,
     RowFailed,
     RunChunk,
     SetBatch,
     StartRow,
 )
+from scheduler.engine.decoding import Step
 from scheduler.engine.sampling import RowSampler
 from scheduler.parameters import SamplingParameters
 from tests.engine.driver import GREEDY, Driver
@@ -129,6 +131,35 @@ def test_step_that_breaks_off_inside_the_model_is_repeated_row_by_row(
         assert [len(driver.tokens(number)) for number in PROMPTS] == [8, 8, 8]
         driver.model = tiny
         check_others(driver, 1, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["plain", "hybrid"])
+def test_step_that_fails_while_it_is_computed_voids_the_one_launched_upon_it(
+    get_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    driver = Driver(get_model(name))
+    add_all(driver)
+    driver.set_batch(1, 2)
+    driver.steps(3)
+    broken: list[Step] = []
+    wait = Step.wait
+
+    def fail_once(step: Step) -> None:
+        wait(step)
+        if not broken or step is broken[0]:
+            broken.append(step)
+            raise RuntimeError("the device gave up")
+
+    with monkeypatch.context() as patch:
+        # The launched step of rows 1 and 2 fails; row 3 is in the one that was built upon it.
+        patch.setattr(Step, "wait", fail_once)
+        driver.work(SetBatch(9, (1, 2, 3)))
+        driver.worker.obey(ReleaseStep())
+        driver.worker.advance()
+    driver.steps(5)
+    assert driver.of(RowFailed) == []
+    assert [len(driver.tokens(number)) for number in PROMPTS] == [9, 9, 5]
+    check_others(driver, 1, 2, 3)
 
 
 def test_failure_in_a_chunk_leaves_the_other_rows(get_model: Callable[[str], TinyModel]) -> None:

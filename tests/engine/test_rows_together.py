@@ -1,9 +1,13 @@
 """Rows that are decoded together equal rows that mlx-lm decodes alone, bit for bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from mlx_lm.models import base
+from mlx_lm.models.cache import RotatingKVCache
 
 from scheduler.engine import attention
 from scheduler.parameters import SamplingParameters
@@ -120,6 +124,78 @@ def test_row_with_windows_goes_on_as_closely_as_its_cache_allows(
     assert again.tokens(1) == first.tokens(1)[6:]
     for found, expected in zip(again.logprobs(1), first.logprobs(1)[6:], strict=True):
         assert found.chosen == pytest.approx(expected.chosen, abs=1e-4)
+
+
+WARM = [
+    SamplingParameters(seed=11, temperature=0.9, top_p=0.9, frequency_penalty=0.3, logprobs=True),
+    SamplingParameters(seed=12, temperature=1.3, top_k=20, repetition_penalty=1.2, logprobs=True),
+    SamplingParameters(seed=11, temperature=0.7, min_p=0.02, presence_penalty=0.5, logprobs=True),
+]
+
+
+def sampled(model: TinyModel, rows: Sequence[int], count: int) -> dict[int, Driver]:
+    """Rows with random draws, decoded together, by their numbers."""
+    driver = Driver(model)
+    for number in rows:
+        driver.add(number, numbers(10 + 9 * number), sampling=WARM[number])
+    driver.set_batch(*rows)
+    driver.steps(count)
+    return dict.fromkeys(rows, driver)
+
+
+@pytest.mark.parametrize("name", ["plain", "hybrid"])
+def test_draws_of_a_row_do_not_change_with_its_neighbours(
+    get_model: Callable[[str], TinyModel], name: str
+) -> None:
+    model = get_model(name)
+    together = sampled(model, (0, 1, 2), 15)
+    for number, driver in together.items():
+        alone = sampled(model, (number,), 15)[number]
+        assert driver.tokens(number) == alone.tokens(number)
+        assert driver.logprobs(number) == alone.logprobs(number)
+        greedy = decode_alone(model.model, numbers(10 + 9 * number), 15).tokens
+        assert driver.tokens(number) != greedy
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_draws_go_on_after_a_restart(get_model: Callable[[str], TinyModel], number: int) -> None:
+    model = get_model("plain")
+    whole = sampled(model, (number,), 15)[number]
+    again = Driver(model)
+    known = whole.tokens(number)[:5]
+    again.add(number, numbers(10 + 9 * number), output=known, sampling=WARM[number])
+    again.set_batch(number)
+    again.steps(10)
+    assert again.tokens(number) == whole.tokens(number)[5:]
+    assert again.logprobs(number) == whole.logprobs(number)[5:]
+
+
+def test_rows_attend_with_their_own_masks() -> None:
+    """A window that is shorter than its ring needs a mask even for one token."""
+    arrays = [mx.random.normal((2, 4, 1, 8), key=mx.random.key(index)) for index in range(3)]
+    queries, keys, values = arrays
+
+    def filled(length: int) -> RotatingKVCache:
+        cache = RotatingKVCache(max_size=16)
+        for index in range(length):
+            more = mx.random.normal((1, 4, 1, 8), key=mx.random.key(index))
+            cache.update_and_fetch(more, more)
+        return cache
+
+    lengths = (3, 21)
+    batch = attention.RaggedBatch([[filled(length)] for length in lengths])
+    layer = batch.layers[0]
+    mask = layer.make_mask(1, window_size=8, return_array=False)
+    own_keys, own_values = layer.update_and_fetch(keys, values)
+    together = attention.ragged_attention(queries, own_keys, own_values, layer, 0.5, mask)
+    for row, length in enumerate(lengths):
+        cache = filled(length)
+        part = slice(row, row + 1)
+        own_mask: Any = cache.make_mask(1, window_size=8)
+        key, value = cache.update_and_fetch(keys[part], values[part])
+        alone = base.scaled_dot_product_attention(queries[part], key, value, cache, 0.5, own_mask)
+        assert (own_mask is not None) == (length > 8)
+        assert np.array_equal(np.array(together[part]), np.array(alone))
 
 
 def test_model_that_fails_the_seam_is_decoded_row_by_row(

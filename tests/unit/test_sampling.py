@@ -133,6 +133,10 @@ def test_draw_depends_on_seed_and_index_and_not_on_the_neighbours() -> None:
     assert len(set(together)) > 10
 
 
+def test_each_index_has_its_own_draw() -> None:
+    assert {draw_at(index, temperature=1.5) for index in range(200)} == set(range(6))
+
+
 def test_uniform_numbers_are_spread_over_the_unit_interval() -> None:
     values = [uniform(seed, index) for seed in range(50) for index in range(50)]
     assert all(0 <= value < 1 for value in values)
