@@ -104,7 +104,9 @@ def bare_tokens(model: Any, prompt: Sequence[int]) -> Iterator[Any]:
     import mlx.core as mx
     from mlx_lm.generate import generate_step
 
-    return generate_step(mx.array(prompt), model, max_tokens=-1, prefill_step_size=CHUNK_TOKENS)
+    return generate_step(
+        mx.array(list(prompt)), model, max_tokens=-1, prefill_step_size=CHUNK_TOKENS
+    )
 
 
 def bare_batch(model: Any, prompts: Sequence[Sequence[int]]) -> Callable[[int], float]:
