@@ -146,9 +146,8 @@ class Journal(Positioned):
         self._outputs.gather_when_due()
 
     def _write_side_rows(self, records: list[Record], side: SideRows) -> None:
-        first_seq = records[0].seq
         if side.prompts:
-            rows = [(name, "prompt", 0, first_seq, ids, None) for name, ids in side.prompts]
+            rows = [(name, "prompt", 0, ids, None) for name, ids in side.prompts]
             self._run(INSERT_TOKEN_IDS, rows)
         if side.parameters:
             self._run(INSERT_PARAMETERS, list(side.parameters))

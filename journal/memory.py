@@ -83,9 +83,11 @@ class MemoryJournal(Positioned):
                 rows = tokens.rows(event.counts)
                 for number, (ids, logprobs) in zip(event.numbers, rows, strict=True):
                     if ids:
-                        request_id = self._projection.requests[number].request_id
+                        requests = self._projection.requests
+                        assert number in requests, f"tokens for request {number}, which has ended"
+                        request_id = requests[number].request_id
                         output = self._outputs.setdefault(request_id, Output())
-                        output.add(ids, logprobs, record.seq)
+                        output.add(ids, logprobs)
 
     def read(self, after_seq: int = 0, until_seq: int | None = None) -> Iterator[Record]:
         """As `Journal.read`."""

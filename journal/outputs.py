@@ -17,17 +17,16 @@ class Ungathered(Output):
     gathered before them.
     """
 
-    def __init__(self, request_id: str, first_index: int = 0, through_seq: int = 0) -> None:
+    def __init__(self, request_id: str, first_index: int = 0) -> None:
         super().__init__()
         self.request_id = request_id
         self.first_index = first_index
-        self.through_seq = through_seq
 
     def columns(self) -> tuple[object, ...]:
         """The row of `token_ids` that gathers them."""
         logprobs = None if self.logprobs is None else bytes(self.logprobs)
         ids = bytes(self.ids)
-        return (self.request_id, "output", self.first_index, self.through_seq, ids, logprobs)
+        return (self.request_id, "output", self.first_index, ids, logprobs)
 
     def gathered(self) -> None:
         """Marks them as gathered."""
@@ -50,27 +49,29 @@ class Outputs:
         self._ungathered = {}
         self._num_step_rows = 0
         query = (
-            "SELECT r.number, r.request_id, max(t.first_index + length(t.ids) / ?),"
-            " max(t.through_seq) FROM request r JOIN token_ids t USING (request_id)"
+            "SELECT r.number, r.request_id, max(t.first_index + length(t.ids) / ?)"
+            " FROM request r JOIN token_ids t USING (request_id)"
             " WHERE r.outcome IS NULL AND t.part = 'output' GROUP BY r.number"
         )
-        for number, request_id, first_index, through_seq in self._run(query, (ID_BYTES,)):
-            self._ungathered[number] = Ungathered(request_id, first_index, through_seq)
-        for seq, event, tokens in step_tokens(self._run):
+        for number, request_id, first_index in self._run(query, (ID_BYTES,)):
+            self._ungathered[number] = Ungathered(request_id, first_index)
+        for event, tokens in step_tokens(self._run):
             self._num_step_rows += 1
-            self._add(seq, event, tokens, requests)
+            self._add(event, tokens, requests)
 
     def write_step(
         self, seq: int, event: TokensDecoded, tokens: StepTokens, requests: dict[int, RequestRow]
     ) -> None:
         """Writes the row of one decode step, within the transaction of its event."""
         assert len(tokens.ids) == ID_BYTES * sum(event.counts), "tokens and counts differ"
+        for number, count in zip(event.numbers, event.counts, strict=True):
+            assert not count or number in requests, f"tokens for request {number}, which has ended"
         self._run(INSERT_STEP_TOKENS, (seq, tokens.ids, pack_rows(tokens.logprobs)))
         self._num_step_rows += 1
-        self._add(seq, event, tokens, requests)
+        self._add(event, tokens, requests)
 
     def _add(
-        self, seq: int, event: TokensDecoded, tokens: StepTokens, requests: dict[int, RequestRow]
+        self, event: TokensDecoded, tokens: StepTokens, requests: dict[int, RequestRow]
     ) -> None:
         rows = tokens.rows(event.counts)
         for number, (ids, logprobs) in zip(event.numbers, rows, strict=True):
@@ -80,8 +81,7 @@ class Outputs:
             output = self._ungathered.get(number)
             if output is None:
                 output = self._ungathered[number] = Ungathered(row.request_id)
-            if seq > output.through_seq:
-                output.add(ids, logprobs, seq)
+            output.add(ids, logprobs)
 
     def end(self, number: int) -> None:
         """Gathers the whole output of a request that ended into one row."""
@@ -93,7 +93,7 @@ class Outputs:
             stored = gathered_output(self._run, last.request_id)
             for part in (stored, last):
                 logprobs = None if part.logprobs is None else bytes(part.logprobs)
-                whole.add(bytes(part.ids), logprobs, part.through_seq)
+                whole.add(bytes(part.ids), logprobs)
             delete = "DELETE FROM token_ids WHERE request_id = ? AND part = 'output'"
             self._run(delete, (last.request_id,))
             last = whole
@@ -126,5 +126,5 @@ class Outputs:
         last = None if number is None else self._ungathered.get(number)
         if last is not None and last.ids:
             logprobs = None if last.logprobs is None else bytes(last.logprobs)
-            output.add(bytes(last.ids), logprobs, last.through_seq)
+            output.add(bytes(last.ids), logprobs)
         return output

@@ -145,14 +145,12 @@ class Output:
     def __init__(self) -> None:
         self.ids = bytearray()
         self.logprobs: bytearray | None = None
-        self.through_seq = 0
 
-    def add(self, ids: bytes, logprobs: bytes | None, through_seq: int) -> None:
+    def add(self, ids: bytes, logprobs: bytes | None) -> None:
         """Appends tokens; packed log-probabilities come with all of them or with none."""
         self.ids += ids
         if logprobs is not None:
             self.logprobs = (self.logprobs or bytearray()) + logprobs
-        self.through_seq = through_seq
 
     @property
     def num_tokens(self) -> int:
@@ -168,26 +166,26 @@ def gathered_output(run: Run, request_id: str) -> Output:
     """What is gathered of a request's output so far."""
     output = Output()
     query = (
-        "SELECT ids, logprobs, through_seq FROM token_ids"
+        "SELECT ids, logprobs FROM token_ids"
         " WHERE request_id = ? AND part = 'output' ORDER BY first_index"
     )
-    for ids, logprobs, through_seq in run(query, (request_id,)).fetchall():
-        output.add(ids, logprobs, through_seq)
+    for ids, logprobs in run(query, (request_id,)).fetchall():
+        output.add(ids, logprobs)
     return output
 
 
-def step_tokens(run: Run) -> Iterator[tuple[int, TokensDecoded, StepTokens]]:
-    """The step rows with their seqs and events, oldest first. Their number is bounded by the
+def step_tokens(run: Run) -> Iterator[tuple[TokensDecoded, StepTokens]]:
+    """The step rows with their events, oldest first. Their number is bounded by the
     writer, which gathers them.
     """
     query = (
-        "SELECT s.seq, s.ids, s.logprobs, e.kind, e.version, e.body"
+        "SELECT s.ids, s.logprobs, e.kind, e.version, e.body"
         " FROM step_tokens s JOIN events e USING (seq) ORDER BY s.seq"
     )
-    for seq, ids, logprobs, kind, version, body in run(query).fetchall():
+    for ids, logprobs, kind, version, body in run(query).fetchall():
         event: AnyEvent = decode_event(kind, None, version, body)
         assert isinstance(event, TokensDecoded)
-        yield seq, event, StepTokens(ids, unpack_rows(logprobs))
+        yield event, StepTokens(ids, unpack_rows(logprobs))
 
 
 def output_tokens(run: Run, request_id: str) -> Output:
@@ -196,10 +194,10 @@ def output_tokens(run: Run, request_id: str) -> Output:
     row = find_request(run, request_id)
     if row is None or row.outcome is not None:
         return output
-    for seq, event, tokens in step_tokens(run):
-        if seq > output.through_seq and row.number in event.numbers:
+    for event, tokens in step_tokens(run):
+        if row.number in event.numbers:
             index = event.numbers.index(row.number)
             ids, logprobs = list(tokens.rows(event.counts))[index]
             if ids:
-                output.add(ids, logprobs, seq)
+                output.add(ids, logprobs)
     return output

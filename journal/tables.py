@@ -55,8 +55,6 @@ token_ids = Table(
     Column("part", Text, CheckConstraint("part IN ('prompt', 'output')"), primary_key=True),
     # The index of the first token within its part: an output grows by rows until its end.
     Column("first_index", Integer, primary_key=True),
-    # The last tokens_decoded that is in here; later step rows of the request are not.
-    Column("through_seq", Integer, nullable=False),
     Column("ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary),
     sqlite_strict=True,

@@ -32,7 +32,6 @@ TABLES = (
         request_id TEXT NOT NULL,
         part TEXT NOT NULL CHECK (part IN ('prompt', 'output')),
         first_index INTEGER NOT NULL,
-        through_seq INTEGER NOT NULL,
         ids BLOB NOT NULL,
         logprobs BLOB,
         PRIMARY KEY (request_id, part, first_index)) STRICT

@@ -95,6 +95,18 @@ def test_tokens_must_match_the_counts(journal: AnyJournal) -> None:
         steps.commit([event], [], side)
 
 
+def test_tokens_are_for_open_requests_only(journal: AnyJournal) -> None:
+    steps = Steps(journal)
+    steps.start()
+    steps.receive(1)
+    steps.join(1)
+    steps.finish(1, [5], 1)
+    steps.batch = (1,)
+    with pytest.raises(AssertionError, match="request 1, which has ended"):
+        steps.decode({1: [6]})
+    assert journal.output_tokens(request_id(1))[0].tolist() == [5]
+
+
 def test_the_last_two_snapshots_are_kept(journal: AnyJournal) -> None:
     steps = Steps(journal)
     steps.start()

@@ -144,7 +144,7 @@ def test_purged_tokens_are_gone_from_the_file(tmp_path: Path) -> None:
 def test_side_rows_of_unknown_requests_go_at_the_start(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     decoding(journal, 1).decode({1: [11]})
-    insert = "INSERT INTO token_ids VALUES ('req_unknown', 'prompt', 0, 0, x'01000000', NULL)"
+    insert = "INSERT INTO token_ids VALUES ('req_unknown', 'prompt', 0, x'01000000', NULL)"
     run_sql(journal, insert)
     run_sql(journal, "INSERT INTO request_parameters VALUES ('req_unknown', x'7b7d')")
     run_sql(journal, "INSERT INTO step_tokens VALUES (999, x'01000000', NULL)")
