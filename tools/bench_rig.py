@@ -11,7 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from journal.journal import Journal
 from scheduler.engine.fake import FakeEngine, FakeSource
@@ -70,6 +70,15 @@ class Arrivals:
         )
 
 
+class StepTime(NamedTuple):
+    """What a step took: on the clock, and of the processor. On a machine that does other things at
+    the same time, the clock also counts how long the step had to wait for the processor.
+    """
+
+    clock: int
+    processor: int
+
+
 class Rig:
     """A running scheduler that takes a step when it is told to."""
 
@@ -101,18 +110,19 @@ class Rig:
             self.step_ns()
         assert len(self.state.waiting) == num_waiting, f"{len(self.state.waiting)} wait"
 
-    def step_ns(self) -> int:
+    def step_ns(self) -> StepTime:
         """One step; returns what it took: fold, decide, commit, fold, effects."""
         self.engine.work_until_idle()
-        begun_ns = time.perf_counter_ns()
+        thread_ns, begun_ns = time.thread_time_ns(), time.perf_counter_ns()
         stepped = self.loop.step()
         taken_ns = time.perf_counter_ns() - begun_ns
+        thread_ns = time.thread_time_ns() - thread_ns
         assert stepped, "the engine has nothing to do: nothing is measured"
         while self.calls:
             self.calls.popleft()()
-        return taken_ns
+        return StepTime(taken_ns, thread_ns)
 
-    def steps_ns(self, count: int) -> list[int]:
+    def steps_ns(self, count: int) -> list[StepTime]:
         """So many steps."""
         return [self.step_ns() for _ in range(count)]
 

@@ -5,6 +5,7 @@ machine slows all of them alike; comparisons are ratios within a round. A step i
 commit, fold and effects, on a journal in a file, with its checkpoints and snapshots.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -19,7 +20,7 @@ from journal.reader import JournalReader
 from scheduler.replay import Replay
 from tools.bench_common import Measurement, measure, show
 from tools.bench_history import write_history
-from tools.bench_rig import SETTINGS, Rig, Stopwatch, rig_settings
+from tools.bench_rig import SETTINGS, Rig, StepTime, Stopwatch, rig_settings
 from tools.server_process import ServerProcess
 
 ROWS = 32
@@ -72,16 +73,18 @@ def measure_steps(
             rigs[name] = Rig(rig_settings(work / name, ROWS), SEED + len(rigs))
             stack.callback(rigs[name].close)
             rigs[name].fill(ROWS, num_waiting)
-        taken: dict[str, list[list[int]]] = {name: [] for name in rigs}
+        taken: dict[str, list[list[StepTime]]] = {name: [] for name in rigs}
         for _ in range(size.rounds):
             for name, rig in rigs.items():
                 taken[name].append(rig.steps_ns(size.steps))
         details = parts(rigs["many"], size.steps)
-    p50 = {name: [percentile(r, 50) for r in rounds] for name, rounds in taken.items()}
-    p99 = {name: [percentile(r, 99) for r in rounds] for name, rounds in taken.items()}
+    p50 = {name: percentiles(rounds, 50) for name, rounds in taken.items()}
+    p99 = {name: percentiles(rounds, 99) for name, rounds in taken.items()}
+    processor = [[step.processor for step in steps] for steps in taken["many"]]
     found = [
         measure("step p50", "ms", p50["many"], at_most=0.3),
         measure("step p99", "ms", p99["many"], at_most=1.5),
+        measure("step p99, processor time", "ms", [percentile(r, 99) for r in processor]),
         measure(f"step p50, {FEW} waiting", "ms", p50["few"]),
         measure(f"step p99, {FEW} waiting", "ms", p99["few"]),
         measure("step p50, long journal", "ms", p50["long"]),
@@ -92,8 +95,13 @@ def measure_steps(
     return found, details
 
 
+def percentiles(rounds: Sequence[Sequence[StepTime]], percent: int) -> list[float]:
+    """A percentile of each round, on the clock, in milliseconds."""
+    return [percentile([step.clock for step in steps], percent) for steps in rounds]
+
+
 def percentile(taken_ns: Sequence[int], percent: int) -> float:
-    """A percentile of these steps, in milliseconds."""
+    """A percentile in milliseconds."""
     return sorted(taken_ns)[len(taken_ns) * percent // 100] / 1e6
 
 
@@ -107,14 +115,15 @@ def parts(rig: Rig, num_steps: int) -> dict[str, float]:
     since measuring costs time too.
     """
     watch = Stopwatch(rig.loop)
-    total_ns = sum(rig.steps_ns(num_steps))
+    total_ns = sum(step.clock for step in rig.steps_ns(num_steps))
     spent_ns = watch.spent_ns
     spent_ns["side rows"] = spent_ns.pop("commit and its side rows") - spent_ns["journal.commit"]
     spent_ns["fold, decide, check, effects_of"] = total_ns - sum(spent_ns.values())
-    return {
+    found = {
         f"part of a step, us: {part}": round(ns / num_steps / 1e3, 1)
         for part, ns in sorted(spent_ns.items(), key=lambda item: -item[1])
     }
+    return found | {"load average of the machine": round(os.getloadavg()[0], 1)}
 
 
 def measure_starts(size: Size, work: Path, history: Path) -> list[Measurement]:
