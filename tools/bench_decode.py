@@ -8,9 +8,11 @@ to its last.
 
 import queue
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.base import (
@@ -25,11 +27,11 @@ from scheduler.engine.base import (
     StartRow,
     StepDone,
 )
-from scheduler.engine.model import ModelDescription
+from scheduler.engine.model import ModelDescription, ModelError
 from scheduler.engine.models import MlxSource, resolve
 from scheduler.parameters import SamplingParameters
 from scheduler.settings import Settings
-from tools.bench_common import Measurement, measure, show
+from tools.bench_common import Details, Measurement, measure, show
 
 if TYPE_CHECKING:
     from scheduler.engine.loading import LoadedModel
@@ -38,8 +40,20 @@ if TYPE_CHECKING:
 ROW_LENGTHS = (100, 400, 1200)
 ONE_ROW_LENGTH = 100
 CHUNK_TOKENS = 512
+SEED = 1
 WAIT_S = 600.0
 """The longest wait for one result of the engine: a chunk on a slow machine."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long it measures: rounds that count, and tokens that each row gets in a round."""
+
+    rounds: int = 5
+    num_tokens: int = 32
+
+
+QUICK = Size(rounds=2, num_tokens=8)
 
 
 class BenchError(Exception):
@@ -131,12 +145,12 @@ def bare_batch(model: Any, prompts: Sequence[Sequence[int]]) -> Callable[[int], 
 
 
 def take_turns(
-    ours: Callable[[int], float], theirs: Callable[[int], float], rounds: int, num_tokens: int
+    ours: Callable[[int], float], theirs: Callable[[int], float], size: Size
 ) -> tuple[list[float], list[float]]:
     """The rates of both sides, round by round; a first round that warms up is not counted."""
     rates: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds + 1):
-        pair = (theirs(num_tokens), ours(num_tokens))
+    for turn in range(size.rounds + 1):
+        pair = (theirs(size.num_tokens), ours(size.num_tokens))
         if turn:
             rates[0].append(pair[1])
             rates[1].append(pair[0])
@@ -175,17 +189,29 @@ def compare(
     ]
 
 
-def main(
-    *, as_json: bool, model: str = "smollm2", rounds: int = 5, num_tokens: int = 32, seed: int = 1
-) -> None:
-    """Measures and prints. Raises ModelError for a model that cannot be served, BenchError when the
-    engine fails.
+def run(size: Size, model: str, *, as_json: bool) -> int:
+    """Measures and prints. Returns 0, 1 when a target is missed, or 2 when nothing could be
+    measured.
+    """
+    try:
+        measurements, details = measure_all(size, model)
+    except (ModelError, BenchError) as error:
+        print(f"fermata: {error}", file=sys.stderr)
+        return 2
+    show("decode", measurements, seed=SEED, as_json=as_json, details=details)
+    return int(any(measurement.met is False for measurement in measurements))
+
+
+def measure_all(size: Size, model: str) -> tuple[list[Measurement], Details]:
+    """Both comparisons, and what they were made with. Raises ModelError for a model that cannot be
+    served, BenchError when the engine fails.
     """
     source = resolve(Settings(model=model))
-    assert isinstance(source, MlxSource), "the fake model has nothing to compare"
+    if not isinstance(source, MlxSource):
+        raise BenchError(f"the model {model} computes nothing that could be compared")
     description = source.describe()
     side, bare_model = start_engine(description, source)
-    draw = random.Random(seed)
+    draw = random.Random(SEED)
     num_vocabulary = description.tokenizer.vocab_size
     prompts = [
         [draw.randrange(num_vocabulary) for _ in range(length)]
@@ -194,21 +220,16 @@ def main(
     for number, prompt in enumerate(prompts):
         side.add(number, prompt)
     tokens = bare_tokens(bare_model, prompts[0])
-    one = take_turns(
-        lambda count: side.decode((0,), count),
-        lambda count: bare_rate(tokens, count),
-        rounds,
-        num_tokens,
-    )
+    one = take_turns(partial(side.decode, (0,)), partial(bare_rate, tokens), size)
     numbers = tuple(range(1, len(prompts)))
-    several = take_turns(
-        lambda count: side.decode(numbers, count),
-        bare_batch(bare_model, prompts[1:]),
-        rounds,
-        num_tokens,
-    )
+    batch = bare_batch(bare_model, prompts[1:])
+    several = take_turns(partial(side.decode, numbers), batch, size)
     side.engine.stop()
     measurements = compare("one_row", one, "generate_step", 0.95)
     measurements += compare("rows", several, "batch_generator", 1.0)
-    details = {"model": description.name, "blas": description.blas, "tokens_a_round": num_tokens}
-    show("decode", measurements, seed=seed, as_json=as_json, details=details)
+    details = {
+        "model": description.name,
+        "blas": description.blas,
+        "tokens_per_round": size.num_tokens,
+    }
+    return measurements, details

@@ -164,6 +164,21 @@ def bench_scheduler(
     sys.exit(command.run(size, folder, as_json=as_json))
 
 
+@bench.command("decode")
+def bench_decode(
+    model: Annotated[str, typer.Option(help="A built-in name, or a model's folder.")] = "smollm2",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The engine's decoding against mlx-lm's. Exit status 1: a target is missed."""
+    from tools import bench_decode as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, model, as_json=as_json))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:
