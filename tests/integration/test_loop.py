@@ -300,6 +300,22 @@ def test_a_row_that_fails_too_often_is_given_up(state_folder: Path, during: str)
     driver.journal.close()
 
 
+def test_a_request_that_ends_while_it_waits_for_its_retry_leaves_nothing() -> None:
+    driver = LoopDriver()
+    driver.engine.failures = [Failure(1, "decode", at=3)]
+    stream = driver.submit("hello", 10)
+    driver.run_until(lambda: len(stream.tokens) == 2)
+    driver.sensors.stop("nothing is admitted from here on")
+    driver.run_until_idle()
+    assert driver.request(stream).retries == 1
+    assert driver.request(stream).phase is Phase.WAITING
+    assert not driver.engine.rows
+    driver.sensors.wish(events.CancelRequested(request_id=stream.request_id))
+    driver.run_until_idle()
+    assert stream.end is not None
+    driver.assert_empty()
+
+
 def test_a_step_is_bounded_and_all_get_their_turn(state_folder: Path) -> None:
     settings = settings_of(scheduler__max_rows=64, fake__turn_tokens=0)
     driver = LoopDriver(state_folder, settings)

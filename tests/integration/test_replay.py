@@ -93,6 +93,18 @@ def test_a_record_that_cannot_be_folded_ends_the_replay(records: list[Record]) -
     assert found[-1].step == records[place].step
 
 
+def test_a_fact_that_makes_no_sense_ends_the_replay(records: list[Record]) -> None:
+    place = next(
+        i
+        for i, record in enumerate(records)
+        if isinstance(record.event, events.TokensDecoded) and records[i + 1].step > record.step
+    )
+    event = msgspec.structs.replace(records[place].event, counts=(1, 1, 1, 1))
+    [found] = divergences(changed(records, place, event))
+    assert found.expected == found.recorded == (), "there was nothing to decide"
+    assert "cannot be folded" in found.problem
+
+
 def test_another_constant_in_the_policy_is_found(
     records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:

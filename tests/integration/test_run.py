@@ -34,7 +34,7 @@ def test_a_clean_stop_lets_rows_come_to_their_end(state_folder: Path) -> None:
 def test_what_a_stop_does_not_wait_for_goes_on_at_the_next_start(
     state_folder: Path, at_once: bool
 ) -> None:
-    limit_ms = 10_000 if at_once else 1
+    limit_ms = 600_000 if at_once else 1
     settings = settings_in(
         state_folder, server__drain_limit_ms=limit_ms, fake__turn_tokens=0, scheduler__max_rows=1
     )

@@ -1,5 +1,6 @@
 """A journal that was purged and shortened is still the same history."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -124,14 +125,27 @@ def test_nothing_is_shortened_while_rows_run(tmp_path: Path) -> None:
     driver.submit("hello", 50)
     driver.run_until_idle()
     upkeep = Upkeep(driver.settings, driver.journal)
+    now_ns = driver.state.now_ns + LATER_NS
+    work_until(upkeep, now_ns, lambda: driver.journal.purge(now_ns, 0) == 0, idle=False)
+    for _ in range(3):
+        upkeep.due_ns = time.monotonic_ns()
+        upkeep.work(now_ns, idle=False)
+    assert upkeep.carried is None, "it does not even begin"
+    work_until(upkeep, now_ns, lambda: upkeep.carried is not None)
+    assert upkeep.carried is not None
+    upkeep.work(now_ns, idle=False)
+    assert upkeep.carried.seq == 0, "nor does it go on"
+    upkeep.work(now_ns, idle=True)
+    assert upkeep.is_writing
     for _ in range(10):
-        upkeep.work(driver.state.now_ns + LATER_NS, idle=False)
-    assert not isinstance(first_event(driver), StateCarried)
+        upkeep.work(now_ns, idle=False)
+    assert upkeep.is_writing
     driver.journal.close()
 
 
+@pytest.mark.parametrize("method", ["begin_compaction", "advance_compaction"])
 def test_without_space_upkeep_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     driver = LoopDriver(tmp_path)
     driver.submit("hello", 50)
@@ -139,13 +153,17 @@ def test_without_space_upkeep_is_tried_again(
     upkeep = Upkeep(driver.settings, driver.journal)
     now_ns = driver.state.now_ns + LATER_NS
 
+    was_full = threading.Event()
+
     def full(*_: object) -> None:
+        driver.journal._give_up_compaction()  # pyright: ignore[reportPrivateUsage]
+        was_full.set()
         raise JournalFull("no space")
 
     with monkeypatch.context() as context:
-        context.setattr(driver.journal, "begin_compaction", full)
-        work_until(upkeep, now_ns, lambda: upkeep.carried is not None)
-        work_until(upkeep, now_ns, lambda: upkeep.carried is None)
+        context.setattr(driver.journal, method, full)
+        work_until(upkeep, now_ns, was_full.is_set)
+    assert upkeep.carried is None
     assert not upkeep.is_writing
     work_until(upkeep, now_ns, lambda: isinstance(first_event(driver), StateCarried))
     driver.submit("hello again", 5)

@@ -183,6 +183,18 @@ def test_a_row_that_starts_again_goes_on_where_it_was() -> None:
     assert list(bench.step(ReleaseStep()).rows[0].token_ids) == output[1:]
 
 
+def test_a_stop_string_that_began_before_a_restart_ends_the_row() -> None:
+    bench = Bench()
+    bench.prefilled(1, 10)
+    output = [*bench.step(SetBatch(1, (1,))).rows[0].token_ids]
+    output += bench.step(ReleaseStep()).rows[0].token_ids
+    stop = SamplingParameters(seed=1, stop=(bytes(output).decode(),))
+    again = Bench()
+    again.run(start_row(2, (10, output[0]), 1, sampling=stop), RunChunk(2, 9, 0, 1))
+    [row] = again.step(SetBatch(1, (2,))).rows
+    assert (row.token_ids, row.ended) == ((output[1],), "stop")
+
+
 def test_another_engine_life_draws_other_tokens() -> None:
     texts: list[list[int]] = []
     for nonce in (1, 1, 2):
@@ -228,13 +240,14 @@ def test_chunks_and_decode_steps_take_turns() -> None:
     bench = Bench()
     bench.prefilled(1, 10)
     bench.step(SetBatch(1, (1,)))
-    results = bench.run(
-        start_row(2, tuple(range(100))),
-        RunChunk(2, 3, 0, 10),
-        RunChunk(2, 4, 10, 10),
-        ReleaseStep(),
-    )
-    assert [type(result) for result in results] == [StepDone, ChunkDone, ChunkDone]
+    chunks = (RunChunk(2, 3, 0, 10), RunChunk(2, 4, 10, 10))
+    for command in (start_row(2, tuple(range(100))), *chunks, ReleaseStep()):
+        bench.engine.submit(command)
+    seen: list[tuple[type[EngineResult], bool]] = []
+    while bench.engine.work():
+        seen += [(type(result), bench.engine.ahead is not None) for result in bench.results]
+        bench.results.clear()
+    assert seen == [(StepDone, False), (ChunkDone, False), (ChunkDone, True)]
 
 
 def test_its_own_thread_does_the_same() -> None:
