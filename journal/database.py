@@ -42,12 +42,8 @@ WRITER_PRAGMAS = (
     # Functions that a changed schema could smuggle in are not run.
     "PRAGMA trusted_schema = OFF",
 )
-READER_PRAGMAS = (
-    # Beside mode=ro: a statement that writes is refused before it takes a lock.
-    "PRAGMA query_only = ON",
-    "PRAGMA temp_store = MEMORY",
-    "PRAGMA trusted_schema = OFF",
-)
+# A reader's connection is opened with mode=ro: it cannot write, checkpoint or remove the log.
+READER_PRAGMAS = ("PRAGMA temp_store = MEMORY", "PRAGMA trusted_schema = OFF")
 SYNCHRONOUS: dict[Durability, str] = {
     # The log is written at each commit and flushed at checkpoints only.
     "process": "PRAGMA synchronous = NORMAL",

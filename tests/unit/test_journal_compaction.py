@@ -204,6 +204,34 @@ def test_a_large_file_is_shortened_in_proportion(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_step_is_never_cut(tmp_path: Path) -> None:
+    steps = busy_journal(tmp_path)
+    journal = steps.journal
+    for number in range(4, 200):
+        steps.receive(number)
+    last_seqs = {record.step: record.seq for record in journal.read()}
+    points = {
+        journal.compaction_point(journal.last_at_ns, journal.last_at_ns, keep_bytes)
+        for keep_bytes in range(100_000, 180_000, 10_000)
+    }
+    assert len(points) > 4
+    assert points <= set(last_seqs.values())
+    journal.close()
+
+
+def test_snapshots_of_what_is_kept_stay(tmp_path: Path) -> None:
+    steps = busy_journal(tmp_path)
+    journal = steps.journal
+    through_seq = last_seq_of_step(journal, 5)
+    journal.save_snapshot(through_seq - 1, 1, "before", b"old")
+    journal.save_snapshot(through_seq, 1, "there", b"new")
+    journal.begin_compaction(through_seq, 1, STATE)
+    finish_compaction(journal)
+    assert journal.latest_snapshot(1, "before") is None
+    assert journal.latest_snapshot(1, "there") == (through_seq, b"new")
+    journal.close()
+
+
 def test_no_history_is_given_up_for_stored_tokens(tmp_path: Path) -> None:
     steps = busy_journal(tmp_path)
     journal = steps.journal
