@@ -99,6 +99,13 @@ def test_tokens_stay_within_the_budget() -> None:
     assert admitted(driver, cancel("b")) == [3]
 
 
+def test_tokens_of_rows_that_are_there_already_count() -> None:
+    driver = ready(limits(token_budget=200))
+    driver.serve(90)
+    assert numbers_of(driver.serve(91)) == []
+    assert numbers_of(driver.step(cancel("b"), driver.receive(90, name="c"))) == [3]
+
+
 def test_request_that_is_alone_may_exceed_the_budget() -> None:
     driver = ready(limits(token_budget=200))
     assert numbers_of(driver.serve(500, 1)) == [1]

@@ -161,7 +161,9 @@ def test_run_takes_its_limits_and_model_from_its_start() -> None:
     driver = started()
     limits = msgspec.structs.replace(LIMITS, default_max_tokens=7)
     driver.run_id += 1
-    driver.step(server_started(limits, msgspec.structs.replace(MODEL, context_tokens=99)))
+    start = server_started(limits, msgspec.structs.replace(MODEL, context_tokens=99))
+    driver.step(msgspec.structs.replace(start, policy_version=77, code_digest="abc"))
+    assert (driver.state.policy_version, driver.state.code_digest) == (77, "abc")
     assert driver.state.limits == limits
     assert driver.state.max_context_tokens == 99
     assert judged(driver, 1, None) == events.RequestQueued(
