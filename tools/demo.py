@@ -133,6 +133,7 @@ class Demo:
 
     def measure(self, clients: Clients) -> Measured:
         """The prefill rate, by prompts of doubling length."""
+        self.screen.say("the model loads; then its prefill rate is measured")
         duration_s, count = 0.0, 1
         while True:
             row = self.journal.row(clients.complete(lines(count, self.wanted.seed)))
@@ -179,7 +180,8 @@ class Demo:
         silently: bool = False,
     ) -> bool:
         """Begins the answers and shows them as they come: until the moment comes (then it returns
-        True), or all have ended. Woken by what the clients are sent, never by the clock.
+        True), or all have ended. Woken by what the clients are sent, never by the clock. `silently`
+        keeps the texts out of a pipe.
         """
         for answer in answers:
             begin(answer)
@@ -187,7 +189,7 @@ class Demo:
                 self.next_news()
         while any(not answer.ended for answer in answers):
             self.next_news()
-            if not silently:
+            if not silently or self.screen.is_terminal:
                 self.screen.show(answers)
             if until is not None and until(answers):
                 return True

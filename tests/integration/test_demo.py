@@ -57,3 +57,13 @@ def test_an_interrupt_leaves_neither_a_process_nor_a_folder(tmp_path: Path) -> N
     with pytest.raises(ProcessLookupError):
         os.kill(int(found[1]), 0)
     assert list(tmp_path.glob("fermata-*")) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with start(tmp_path, "--model", "nonesuch") as demo:
+        output, _ = demo.communicate()
+    assert demo.returncode == 1
+    assert "the server failed: it ended with status 2" in output
+    assert "'nonesuch' is neither a folder nor one of" in output
+    assert "Traceback" not in output
