@@ -197,7 +197,10 @@ def test_the_first_token_counts_once_and_over_a_kill(steps: Steps[Journal]) -> N
     steps.start()
     steps.join(1, 2)
     second = steps.decode({1: [12], 2: [21]})[-1].at_ns
-    assert row_of(steps, 1).first_token_ns == first
+    again = row_of(steps, 1)
+    assert again.first_token_ns == first
+    assert (again.admitted_ns, again.decode_started_ns) == (at(4), at(4))
+    assert again.num_admissions == 2
     assert row_of(steps, 2).first_token_ns == second
 
 
