@@ -41,6 +41,8 @@ class History:
         if body is None:
             return None
         ids, logprobs = self._reader.output_tokens(request_id)
+        if len(ids) != row.num_output_tokens:
+            return None  # they were purged between two of these reads
         stream = RequestStream(
             request_id,
             decode_parameters(body),

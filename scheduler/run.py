@@ -207,10 +207,12 @@ class Run:
         return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
 
     def is_over(self) -> bool:
-        """Whether a stop has come to its end: the engine is empty, or the limit has passed."""
-        if self.stop_now.is_set():
-            return True
-        return self.state.stopping and (not self.state.admitted or self.drain_is_over())
+        """Whether a stop has come to its end: it is recorded, and the engine is empty, the limit
+        has passed, or somebody is in a hurry.
+        """
+        if not self.state.stopping:
+            return False
+        return not self.state.admitted or self.stop_now.is_set() or self.drain_is_over()
 
     def drain_is_over(self) -> bool:
         return self.stop_deadline_ns is not None and time.monotonic_ns() >= self.stop_deadline_ns

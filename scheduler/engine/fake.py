@@ -41,7 +41,6 @@ from scheduler.engine.model import ModelDescription
 from scheduler.engine.text import TextStream
 from scheduler.settings import FakeSettings
 
-NOT_A_NUMBER = "logits are not a number"
 CHARACTERS = bytes(range(0x20, 0x7F))
 TWO_BYTES = {7: 0xC3, 8: 0xA9}
 """At these places of every 16 output tokens stand the two halves of one character (é)."""
