@@ -224,22 +224,33 @@ def received(arrival: Arrival, state: SchedulerState, num_before: int) -> Fact:
 
 
 def decoded(step: StepDone, state: SchedulerState) -> tuple[tuple[RowTokens, ...], Fact]:
-    """The rows of a decode step and its fact. What a row that no longer decodes got is dropped."""
-    rows = tuple(row if counts(row, step, state) else nothing(row) for row in step.rows)
+    """The rows of a decode step and its fact. What a row that no longer decodes got is dropped.
+
+    It is called for every token of every request: one pass over the rows.
+    """
+    requests, batch = state.requests, step.batch
+    rows: list[RowTokens] = []
+    numbers: list[int] = []
+    counts: list[int] = []
+    ended: list[events.RowEnd] = []
+    for row in step.rows:
+        request = requests.get(row.number)
+        counted = row
+        if request is None or not is_decoding(request, batch):
+            counted = nothing(row)
+        rows.append(counted)
+        numbers.append(counted.number)
+        counts.append(len(counted.token_ids))
+        if counted.ended is not None:
+            ended.append(events.RowEnd(number=counted.number, reason=counted.ended))
     fact = events.TokensDecoded(
-        batch=step.batch,
-        numbers=tuple([row.number for row in rows]),
-        counts=tuple([len(row.token_ids) for row in rows]),
-        ended=tuple([events.RowEnd(number=r.number, reason=r.ended) for r in rows if r.ended]),
+        batch=batch,
+        numbers=tuple(numbers),
+        counts=tuple(counts),
+        ended=tuple(ended),
         duration_ns=step.duration_ns,
     )
-    return rows, fact
-
-
-def counts(row: RowTokens, step: StepDone, state: SchedulerState) -> bool:
-    """Whether the row's tokens are its request's."""
-    request = state.requests.get(row.number)
-    return request is not None and is_decoding(request, step.batch)
+    return tuple(rows), fact
 
 
 def nothing(row: RowTokens) -> RowTokens:
