@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
+
 from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all
 from tools.demo_client import Answer, Clients, News
 from tools.demo_journal import DemoJournal
@@ -59,10 +61,12 @@ def run(wanted: Wanted) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fermata-demo-"))
+        demo = Demo(wanted, Path(folder), screen, stack)
         try:
-            return 0 if Demo(wanted, Path(folder), screen, stack).run() else 1
+            return 0 if demo.run() else 1
         except (DemoFailed, ServerFailed) as error:
             screen.say(f"the demo failed: {error}")
+            demo.show_logs()
             return 1
         except KeyboardInterrupt:
             screen.say("interrupted; the server and its folder are removed")
@@ -80,6 +84,7 @@ class Demo:
         self.news: News = queue.SimpleQueue()
         self.journal = DemoJournal(state)
         self.deadline = time.monotonic() + LIMIT_S
+        self.servers: list[ServerProcess] = []
         self.all_clients: list[Clients] = []
         stack.callback(self.close)  # after the servers, whose ends end the clients' threads
 
@@ -112,6 +117,7 @@ class Demo:
         return {
             "FERMATA_SCHEDULER__CHUNK_TOKENS_BESIDE_ROWS": str(CHUNK_TOKENS),
             "FERMATA_ENGINE__BLAS": self.wanted.blas,
+            "FERMATA_SERVER__PREPARE_LIMIT_MS": str(LIMIT_S * 1000),  # also on a slow machine
             "FERMATA_FAKE__STEP_MS": "10",  # the fake model is slow enough to be caught
             "FERMATA_FAKE__PREFILL_TOKENS_PER_S": "2000",
         }
@@ -120,6 +126,7 @@ class Demo:
         """A server on the state folder, and clients for it."""
         server = ServerProcess(self.wanted.model, self.state, self.settings())
         self.stack.callback(server.close)
+        self.servers.append(server)
         address = server.address()
         self.screen.say(f"process {server.pid} serves {self.wanted.model} at {address}")
         clients = Clients(address, self.wanted.seed, self.news)
@@ -131,12 +138,19 @@ class Demo:
         for clients in self.all_clients:
             clients.close()
 
+    def show_logs(self) -> None:
+        """What the newest server said last, for people who want to know why."""
+        for server in self.servers[-1:]:
+            server.close()
+            for line in server.log:
+                self.screen.line(f"  server: {line}")
+
     def measure(self, clients: Clients) -> Measured:
         """The prefill rate, by prompts of doubling length."""
         self.screen.say("the model loads; then its prefill rate is measured")
         duration_s, count = 0.0, 1
         while True:
-            row = self.journal.row(clients.complete(lines(count, self.wanted.seed)))
+            row = self.journal.row(self.complete(clients, lines(count, self.wanted.seed)))
             duration_s += row.prefill_duration_ns / 1e9
             if duration_s >= MEASURE_S / 2 or count == MEASURE_LINES:
                 break
@@ -146,6 +160,13 @@ class Demo:
             f"prefill {rate:,.0f} tokens/s, measured over {duration_s:.1f} s; BLAS: {self.blas()}"
         )
         return Measured(rate, row.num_prompt_tokens / count)
+
+    def complete(self, clients: Clients, prompt: str) -> str:
+        """One short request, whose id is returned. Raises DemoFailed."""
+        try:
+            return clients.complete(prompt)
+        except openai.OpenAIError as error:
+            raise DemoFailed(f"the server does not answer: {error}") from error
 
     def catch(self, clients: Clients, measured: Measured) -> tuple[Plan, list[Answer]]:
         """Asks for three answers until the moment for the kill has come. Where an answer is too

@@ -17,6 +17,8 @@ from openai.types.chat import ChatCompletionChunk
 SILENCE_LIMIT_S = 60
 """Seconds without a byte after which a client gives up; heartbeats come every 10 s."""
 
+LOAD_LIMIT_S = 300
+"""Seconds that the first request waits: its answer is one object, and the model loads meanwhile."""
 
 SentToken = tuple[str, float]
 """A token as the wire shows it: its text, and the log-probability with which it was chosen."""
@@ -33,7 +35,6 @@ class Answer:
     text: str = ""
     tokens: list[SentToken] = field(default_factory=list[SentToken])
     position: int = 0
-    finish_reason: str | None = None
     done: bool = False
     error: str = ""
 
@@ -58,7 +59,17 @@ class Answer:
             self.text += choice.delta.content or ""
             if choice.logprobs is not None:
                 self.tokens += [(t.token, t.logprob) for t in choice.logprobs.content or ()]
-            self.finish_reason = choice.finish_reason or self.finish_reason
+
+
+def read_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """The lines of a response that is read piece by piece. Only a line feed ends one: text may
+    hold other characters at which `str.splitlines`, and so the HTTP library, would cut.
+    """
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode()
 
 
 def read_events(lines: Iterable[str]) -> Iterator[tuple[str | None, str]]:
@@ -134,12 +145,19 @@ class Clients:
         ) as response:
             answer.request_id = response.headers["X-Request-Id"]
             self.news.put(answer)
-            self.follow(answer, response.iter_lines())
+            self.follow(answer, response.iter_bytes())
 
     def complete(self, prompt: str) -> str:
-        """Has one token put out after this prompt; returns the request's id when it has ended."""
+        """Has one token put out after this prompt; returns the request's id when it has ended.
+        Raises OpenAIError.
+        """
         response = self.openai.completions.with_raw_response.create(
-            model="default", prompt=prompt, max_tokens=1, temperature=0, seed=self.seed
+            model="default",
+            prompt=prompt,
+            max_tokens=1,
+            temperature=0,
+            seed=self.seed,
+            timeout=LOAD_LIMIT_S,
         )
         return response.headers["X-Request-Id"]
 
@@ -154,13 +172,15 @@ class Clients:
         ) as response:
             if response.is_error:
                 raise ValueError(f"{response.status_code} {response.read().decode()}")
-            self.follow(answer, response.iter_lines())
+            self.follow(answer, response.iter_bytes())
 
-    def follow(self, answer: Answer, lines: Iterable[str]) -> None:
-        """Takes events until the stream ends."""
-        for identifier, data in read_events(lines):
+    def follow(self, answer: Answer, chunks: Iterable[bytes]) -> None:
+        """Takes events until the stream ends. Raises ValueError when its last event is missing."""
+        for identifier, data in read_events(read_lines(chunks)):
             answer.take(identifier, data)
             self.news.put(answer)
+        if not answer.done:
+            raise ValueError("the stream was cut")
 
     def read_again(self, answer: Answer) -> Answer:
         """The whole answer, read from its beginning. Waits for its end."""

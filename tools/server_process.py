@@ -20,7 +20,7 @@ LOG_LINES = 20
 
 
 class ServerFailed(Exception):
-    """The server did not start or ended by itself. Its last lines are in the message."""
+    """The server did not start, ended by itself or did not stop. Its log says why."""
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -80,17 +80,11 @@ class ServerProcess:
             try:
                 line = self.lines.get(timeout=START_LIMIT_S)
             except queue.Empty:
-                raise self.failed(f"it does not listen after {START_LIMIT_S} s") from None
+                raise ServerFailed(f"the server does not listen after {START_LIMIT_S} s") from None
             if line.startswith(LISTENING):
                 return line.removeprefix(LISTENING)
             if not line:
-                raise self.failed(f"it ended with status {self.process.wait()}")
-
-    def failed(self, what: str) -> ServerFailed:
-        """The error, with what the server said last."""
-        for reader in self.readers:
-            reader.join(timeout=1)
-        return ServerFailed("\n".join((f"the server failed: {what}", *self.log)))
+                raise ServerFailed(f"the server ended with status {self.process.wait()}")
 
     def kill(self) -> None:
         """SIGKILL, and its end."""
@@ -103,7 +97,7 @@ class ServerProcess:
         try:
             return self.process.wait(timeout=STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise self.failed(f"it does not stop within {STOP_LIMIT_S} s") from None
+            raise ServerFailed(f"the server does not stop within {STOP_LIMIT_S} s") from None
 
     def close(self) -> None:
         """Whatever happened: the process is gone and its pipes are closed."""

@@ -64,6 +64,6 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with start(tmp_path, "--model", "nonesuch") as demo:
         output, _ = demo.communicate()
     assert demo.returncode == 1
-    assert "the server failed: it ended with status 2" in output
-    assert "'nonesuch' is neither a folder nor one of" in output
+    assert "the demo failed: the server ended with status 2" in output
+    assert "  server: fermata: model 'nonesuch' is neither a folder nor one of" in output
     assert "Traceback" not in output

@@ -7,7 +7,7 @@ import pytest
 
 from journal.rows import RequestRow
 from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all, check_uninterrupted
-from tools.demo_client import Answer, read_events
+from tools.demo_client import Answer, read_events, read_lines
 from tools.demo_plan import LINE_TOKENS, Measured, make_plan
 from tools.demo_screen import Screen
 
@@ -135,6 +135,11 @@ def test_a_check_that_fails_says_so() -> None:
 def test_events_are_read_with_their_ids_and_a_cut_one_is_none() -> None:
     lines = ["id: 3", "data: {}", "", ": heartbeat", "", "data: a", "data: b", "", "data: cut"]
     assert list(read_events(lines)) == [("3", "{}"), (None, "a\nb")]
+
+
+def test_only_a_line_feed_ends_a_line() -> None:
+    chunks = [b"one\xc2", b"\x85 and \xe2\x80\xa8 on\ntw", b"o\n\nthree"]
+    assert list(read_lines(chunks)) == ["one\x85 and \u2028 on", "two", ""]
 
 
 @pytest.mark.parametrize(
