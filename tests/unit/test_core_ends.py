@@ -210,6 +210,25 @@ def test_chunk_of_a_row_that_has_ended_is_nothing() -> None:
     assert driver.state.chunk.done is False
 
 
+def test_chunk_of_a_row_that_has_ended_is_nothing_when_none_is_planned() -> None:
+    driver = ready(50)
+    late = driver.chunk_done()
+    driver.step(events.CancelRequested(request_id="a"))
+    assert driver.state.chunk is None
+    assert driver.step(late) == []
+
+
+def test_chunk_of_one_row_is_not_touched_by_the_end_of_another() -> None:
+    driver = ready(50, 50)
+    planned = driver.state.chunk
+    assert planned is not None
+    assert planned.number == 1
+    assert kinds(driver.step(driver.failed("b"))) == ["request_retried"]
+    assert driver.state.chunk == planned
+    assert kinds(driver.step(events.CancelRequested(request_id="b"))) == ["request_cancelled"]
+    assert driver.state.chunk == planned
+
+
 def test_chunk_that_was_fed_for_a_row_that_ends_in_the_same_step_is_not_committed() -> None:
     driver = ready(50)
     decisions = driver.step(driver.chunk_done(), events.CancelRequested(request_id="a"))

@@ -248,7 +248,7 @@ def test_held_request_that_ran_out_of_deaths_is_given_up() -> None:
 
 
 def test_request_that_no_longer_fits_is_held_until_it_does() -> None:
-    driver = ready(300, 200)
+    driver = ready(247, 200)
     stop(driver)
     driver.limits = msgspec.structs.replace(LIMITS, ceiling_bytes=1_005_120 + 256_000)
     driver.start()
