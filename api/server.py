@@ -63,7 +63,3 @@ class HttpServer:
         finally:
             close_app(self._app)
         return outcome
-
-    def hurry(self) -> None:
-        """Ends without waiting for clients that do not read."""
-        self._server.force_exit = True

@@ -28,7 +28,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 if TYPE_CHECKING:  # Both are heavy, and imported once the socket listens.
-    from api.server import HttpServer
     from scheduler.service import Service
 
 
@@ -110,14 +109,6 @@ def configure_logging() -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
-def stop(service: "Service", server: "HttpServer", caught: list[str], name: str) -> None:
-    """What a signal does: the first begins a clean stop, the second ends it at once."""
-    service.stop(name)
-    if caught:
-        server.hurry()
-    caught.append(name)
-
-
 async def serve(
     service: "Service", listener: socket.socket, address: str, signals: list[str]
 ) -> int:
@@ -125,15 +116,15 @@ async def serve(
     from api.server import HttpServer
 
     server = HttpServer(service, listener)
-    caught: list[str] = []
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop, service, server, caught, number.name)
+        # The first begins a clean stop, the second ends it at once.
+        loop.add_signal_handler(number, service.stop, number.name)
     name_server(service, address)
     try:
         serving = asyncio.ensure_future(server.serve())
         for name in signals:
-            stop(service, server, caught, name)
+            service.stop(name)
         numbering = asyncio.ensure_future(number_run(service, address))
         outcome = await serving
         numbering.cancel()
