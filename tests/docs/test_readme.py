@@ -1,0 +1,42 @@
+"""What the README shows must work as it stands there."""
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.loop_driver import LoopDriver, settings_of
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+RECIPES = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal with requests that finished, were refused, and lived through a death."""
+    folder = tmp_path_factory.mktemp("readme")
+    driver = LoopDriver(folder, settings_of(fake__context_tokens=64))
+    driver.submit("first", 4)
+    driver.run_until_idle()
+    driver.submit("second", 8)
+    driver.submit("too much for this model", 4_000)
+    driver.run_until(lambda: any(r.num_output_tokens > 2 for r in driver.state.requests.values()))
+    driver.restart()
+    driver.run_until_idle()
+    return folder / "journal.db"
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 6
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_answers(recipe: str, journal: Path) -> None:
+    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True)
+    try:
+        rows = connection.execute(recipe).fetchall()
+    finally:
+        connection.close()
+    assert rows, "the journal has something to answer with"
+    assert all(any(value is not None for value in row) for row in rows)
