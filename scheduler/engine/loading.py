@@ -134,14 +134,16 @@ def _self_test(model: Any, probe: Probe, *, bitwise: bool) -> str:
 
 
 def _coarseness(logits: mx.array) -> float:
-    """How much coarser than float32 the logits' own numbers are: 1 for float32. In 16 bits one
-    unit in the last place of a large logit is above the limit already.
+    """How often the limit is allowed where numbers are coarser than float32. In 16 bits the last
+    place of a large logit is above the limit already, and a GPU may multiply float32 in as few bits
+    (TF32: 10 of mantissa, as many as float16).
     """
-    if logits.dtype == mx.float32:
+    on_gpu = mx.default_device().type == mx.gpu
+    if logits.dtype == mx.float32 and not on_gpu:
         return 1.0
+    kind = mx.float16 if logits.dtype == mx.float32 else logits.dtype
     largest = number(mx.abs(logits.astype(mx.float32)).max())
-    unit = mx.finfo(logits.dtype).eps * largest
-    return max(1.0, 4 * unit / LARGEST_DIFFERENCE)
+    return max(1.0, 4 * mx.finfo(kind).eps * largest / LARGEST_DIFFERENCE)
 
 
 def _parameters(model: Any) -> list[mx.array]:
