@@ -26,7 +26,7 @@ from scheduler.engine.loading import LoadedModel
 from scheduler.engine.mlx_engine import MlxEngine
 from scheduler.engine.model import ModelError
 from tests.engine.driver import GREEDY, LetterTokenizer
-from tests.engine.models import NO_FACTS, decode_alone, numbers
+from tests.engine.models import NO_FACTS, STOCK, decode_alone, numbers
 
 pytestmark = pytest.mark.engine
 
@@ -49,7 +49,7 @@ class Running:
         self.loaded: LoadedModel | None = None
 
     def load(self) -> LoadedModel:
-        self.loaded = loading.load(self.folder, NO_FACTS, bitwise=True)
+        self.loaded = loading.load(self.folder, NO_FACTS, bitwise=STOCK)
         return self.loaded
 
     def next(self) -> EngineResult:

@@ -18,7 +18,7 @@ from scheduler.engine.base import (
 )
 from scheduler.parameters import SamplingParameters
 from tests.engine.driver import GREEDY, Driver
-from tests.engine.models import TinyModel, cache_bytes, decode_alone, numbers
+from tests.engine.models import TinyModel, decode_alone, numbers, same_caches
 
 pytestmark = pytest.mark.engine
 
@@ -130,7 +130,7 @@ def test_length_ends_a_row_without_a_step_too_many(get_model: Callable[[str], Ti
     check_boundary(driver, 1)
     driver.worker.settle()
     alone = decode_alone(driver.model.model, PROMPT, 3)
-    assert cache_bytes(driver.row(1).caches) == cache_bytes(alone.caches)
+    assert same_caches(driver.row(1).caches, alone.caches)
 
 
 def test_end_of_turn_takes_the_launched_position_back(
@@ -148,7 +148,7 @@ def test_end_of_turn_takes_the_launched_position_back(
     check_boundary(driver, 1)
     driver.worker.settle()
     alone = decode_alone(model.model, PROMPT, 4)
-    assert cache_bytes(driver.row(1).caches) == cache_bytes(alone.caches)
+    assert same_caches(driver.row(1).caches, alone.caches)
 
 
 def test_end_of_turn_can_be_ignored(get_model: Callable[[str], TinyModel]) -> None:

@@ -1,4 +1,6 @@
-"""Rows that are decoded together equal rows that mlx-lm decodes alone, bit for bit."""
+"""Rows that are decoded together equal rows that mlx-lm decodes alone: bit for bit on the stock CPU
+wheel, else closely.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +14,15 @@ from mlx_lm.models.cache import RotatingKVCache
 from scheduler.engine import attention
 from scheduler.parameters import SamplingParameters
 from tests.engine.driver import Driver
-from tests.engine.models import TinyModel, cache_bytes, decode_alone, numbers
+from tests.engine.models import (
+    STOCK,
+    TOLERANCE,
+    TinyModel,
+    decode_alone,
+    numbers,
+    same_caches,
+    same_logprobs,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -32,13 +42,13 @@ def check_row(driver: Driver, number: int, prompt: tuple[int, ...]) -> None:
     # A step that was launched ahead is among the positions, so it is computed alone, too.
     alone = decode_alone(driver.model.model, prompt, row.cached - len(prompt) + 1)
     assert alone.tokens[: len(tokens)] == tokens
-    assert cache_bytes(caches) == cache_bytes(alone.caches)
+    assert same_caches(caches, alone.caches)
     for index, found in enumerate(driver.logprobs(number)):
         expected = alone.logprobs[index]
-        assert found.chosen == expected[tokens[index]].item()
         assert found.top[0] == (tokens[index], found.chosen)
+        values = np.array([value for _, value in found.top])
         ids = mx.array([token for token, _ in found.top])
-        assert [value for _, value in found.top] == expected[ids].tolist()
+        assert np.allclose(values, np.array(expected[ids]), **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -109,8 +119,8 @@ def test_row_taken_up_again_goes_on_as_if_never_left(
 ) -> None:
     first, again = take_up_again(get_model(name))
     assert again.tokens(1) == first.tokens(1)[6:]
-    assert again.logprobs(1) == first.logprobs(1)[6:]
-    assert cache_bytes(again.row(1).caches) == cache_bytes(first.row(1).caches)
+    assert same_logprobs(again.logprobs(1), first.logprobs(1)[6:])
+    assert same_caches(again.row(1).caches, first.row(1).caches)
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
@@ -123,7 +133,7 @@ def test_row_with_windows_goes_on_as_closely_as_its_cache_allows(
     first, again = take_up_again(get_model(name))
     assert again.tokens(1) == first.tokens(1)[6:]
     for found, expected in zip(again.logprobs(1), first.logprobs(1)[6:], strict=True):
-        assert found.chosen == pytest.approx(expected.chosen, abs=1e-4)
+        assert found.chosen == pytest.approx(expected.chosen, abs=1e-4 if STOCK else 5e-3)
 
 
 WARM = [
@@ -152,7 +162,7 @@ def test_draws_of_a_row_do_not_change_with_its_neighbours(
     for number, driver in together.items():
         alone = sampled(model, (number,), 15)[number]
         assert driver.tokens(number) == alone.tokens(number)
-        assert driver.logprobs(number) == alone.logprobs(number)
+        assert same_logprobs(driver.logprobs(number), alone.logprobs(number))
         greedy = decode_alone(model.model, numbers(10 + 9 * number), 15).tokens
         assert driver.tokens(number) != greedy
 
@@ -167,7 +177,7 @@ def test_draws_go_on_after_a_restart(get_model: Callable[[str], TinyModel], numb
     again.set_batch(number)
     again.steps(10)
     assert again.tokens(number) == whole.tokens(number)[5:]
-    assert again.logprobs(number) == whole.logprobs(number)[5:]
+    assert same_logprobs(again.logprobs(number), whole.logprobs(number)[5:])
 
 
 def test_rows_attend_with_their_own_masks() -> None:
@@ -195,7 +205,7 @@ def test_rows_attend_with_their_own_masks() -> None:
         key, value = cache.update_and_fetch(keys[part], values[part])
         alone = base.scaled_dot_product_attention(queries[part], key, value, cache, 0.5, own_mask)
         assert (own_mask is not None) == (length > 8)
-        assert np.array_equal(np.array(together[part]), np.array(alone))
+        assert np.allclose(np.array(together[part]), np.array(alone), **TOLERANCE)
 
 
 def test_model_that_fails_the_seam_is_decoded_row_by_row(
