@@ -153,6 +153,21 @@ class Projection:
                 | events.ClientGone()
                 | events.CancelRequested()
                 | events.TokensDecoded()
+                | events.BlocksNamed()
+                | events.BlockSaved()
+                | events.BlockSaveFailed()
+                | events.SavingStopped()
+                | events.SavingResumed()
+                | events.ChainRestored()
+                | events.BlockCorrupt()
+                | events.BlocksLost()
+                | events.StoreMeasured()
+                | events.ClearRequested()
+                | events.ClockTicked()
+                | events.RequestDeferred()
+                | events.BlockSavePlanned()
+                | events.BlocksEvicted()
+                | events.TierShrunk()
             ):
                 pass
             case _:

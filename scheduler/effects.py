@@ -43,6 +43,48 @@ class StartRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreRow:
+    """The engine fills the row from these blocks, in order, up to `num_tokens` tokens.
+
+    `states` are the depths (in blocks) at which a state is kept, the deepest last; empty where
+    every layer can be cut.
+    """
+
+    seq: int
+    number: int
+    hashes: tuple[str, ...]
+    num_tokens: int
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBlocks:
+    """The engine hands these full blocks of the row to the writers."""
+
+    seq: int
+    number: int
+    blocks: tuple[events.PlannedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFiles:
+    """These blocks' files, and states' files, are unlinked, and leave memory."""
+
+    seq: int
+    domain: str
+    hashes: tuple[str, ...]
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkTier:
+    """These leave memory."""
+
+    seq: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunChunk:
     """The engine feeds tokens `start` to `start + length`."""
 
@@ -91,9 +133,10 @@ class EndRequest:
     num_output_tokens: int
 
 
-EngineEffect = StartRow | RunChunk | SetBatch | DropRow
+EngineEffect = StartRow | RestoreRow | SaveBlocks | RunChunk | SetBatch | DropRow
+StoreEffect = RemoveFiles | ShrinkTier
 StreamEffect = AcceptRequest | RejectRequest | SendTokens | EndRequest
-Effect = EngineEffect | StreamEffect
+Effect = EngineEffect | StoreEffect | StreamEffect
 
 
 def effects_of(state: SchedulerState, records: Iterable[Record]) -> list[Effect]:
@@ -120,7 +163,7 @@ def effects_of(state: SchedulerState, records: Iterable[Record]) -> list[Effect]
                     engine.append(DropRow(record.seq, record.event.number))
                 ends.append(end_of(record.seq, record.event))
             case _:
-                engine.extend(engine_effects_of(record))
+                engine.extend(engine_effects_of(state, record))
     return engine + streams + ends
 
 
@@ -146,17 +189,34 @@ def end_of(
     return EndRequest(seq, event.request_id, outcome, event.reason, detail, event.num_output_tokens)
 
 
-def engine_effects_of(record: Record) -> list[Effect]:
-    """What an event that lets its request go on means for the engine."""
+def engine_effects_of(state: SchedulerState, record: Record) -> list[Effect]:
+    """What an event that lets its request go on means for the engine and the store."""
     seq = record.seq
     match record.event:
         case events.RequestAdmitted() as event:
-            return [StartRow(seq, event.number, event.request_id, event.num_known_tokens)]
+            return start_effects(state, seq, event)
         case events.PrefillChunkPlanned() as event:
             return [RunChunk(seq, event.number, event.chunk, event.start, event.length)]
         case events.BatchChanged() as event:
             return [SetBatch(seq, event.batch, event.numbers)]
         case events.RequestRetried() as event:
             return [DropRow(seq, event.number)]
+        case events.BlockSavePlanned() as event:
+            return [SaveBlocks(seq, event.number, event.blocks)]
+        case events.BlocksEvicted() as event:
+            return [RemoveFiles(seq, event.domain, event.hashes, event.states)]
+        case events.TierShrunk() as event:
+            return [ShrinkTier(seq, event.hashes)]
         case _:
             return []
+
+
+def start_effects(state: SchedulerState, seq: int, event: events.RequestAdmitted) -> list[Effect]:
+    """A row, and what it starts from."""
+    start = StartRow(seq, event.number, event.request_id, event.num_known_tokens)
+    if event.num_cached_tokens == 0:
+        return [start]
+    hashes = tuple(state.requests[event.number].hashes[: event.num_blocks])
+    depths = enumerate(hashes, 1)
+    states = tuple(d for d, name in depths if state.index.blocks[name].state_bytes)
+    return [start, RestoreRow(seq, event.number, hashes, event.num_cached_tokens, states)]

@@ -17,10 +17,10 @@ from typing import assert_never
 import msgspec
 
 from journal import events
-from journal.events import ModelFacts, Record
-from scheduler.memory import max_context_tokens
+from journal.events import Record
+from scheduler import chains, runs
 from scheduler.request import WITH_ROW, Phase, Request, enter
-from scheduler.state import STATE_VERSION, Chunk, SchedulerState
+from scheduler.state import Chunk, SchedulerState
 
 
 def fold(state: SchedulerState, records: Iterable[Record]) -> None:
@@ -43,7 +43,7 @@ def evolve(state: SchedulerState, record: Record) -> None:
     dispatch(state, record)
 
 
-def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0912
+def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915
     """The one dispatch over the closed union: each arm is one call."""
     match record.event:
         case events.TokensDecoded() as event:
@@ -61,13 +61,35 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
         case events.CancelRequested() as event:
             end_wanted(state, event.request_id, "cancel_requested")
         case events.ServerStarted() as event:
-            server_started(state, event)
+            runs.server_started(state, event)
         case events.EngineReady() as event:
-            engine_ready(state, event)
+            runs.engine_ready(state, event)
         case events.ServerStopping():
             server_stopping(state)
         case events.StateCarried() as event:
-            state_carried(state, event)
+            runs.state_carried(state, event)
+        case events.BlocksNamed() as event:
+            chains.blocks_named(state, event)
+        case events.BlockSaved() as event:
+            chains.block_saved(state, event)
+        case events.BlockSaveFailed() as event:
+            chains.block_save_failed(state, event)
+        case events.SavingStopped() as event:
+            chains.saving_stopped(state, event)
+        case events.SavingResumed():
+            chains.saving_resumed(state)
+        case events.ChainRestored() as event:
+            chains.chain_restored(state, event)
+        case events.BlockCorrupt() as event:
+            chains.block_corrupt(state, event)
+        case events.BlocksLost() as event:
+            chains.blocks_lost(state, event)
+        case events.StoreMeasured() as event:
+            chains.store_measured(state, event)
+        case events.ClearRequested():
+            chains.clear_requested(state)
+        case events.ClockTicked():
+            pass
         case events.RequestQueued() as event:
             request_queued(state, event, record.seq)
         case events.RequestRejected() as event:
@@ -88,6 +110,14 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
             end(state, event.request_id, "request_cancelled")
         case events.RequestAborted() as event:
             end(state, event.request_id, "request_aborted")
+        case events.RequestDeferred() as event:
+            chains.request_deferred(state, event)
+        case events.BlockSavePlanned() as event:
+            chains.block_save_planned(state, event)
+        case events.BlocksEvicted() as event:
+            chains.blocks_evicted(state, event)
+        case events.TierShrunk() as event:
+            chains.tier_shrunk(state, event)
         case _:
             assert_never(record.event)
 
@@ -107,6 +137,8 @@ def request_received(state: SchedulerState, event: events.RequestReceived) -> No
         num_prompt_tokens=event.num_prompt_tokens,
         asked_max_tokens=event.max_tokens,
         received_ns=state.now_ns,
+        num_suffix_tokens=event.num_suffix_tokens,
+        keep_output=event.keep_output,
     )
     state.numbers[event.request_id] = event.number
     state.arrivals.append(event.number)
@@ -122,11 +154,14 @@ def prefill_chunk_done(state: SchedulerState, event: events.PrefillChunkDone) ->
 
 def tokens_decoded(state: SchedulerState, event: events.TokensDecoded) -> None:
     requests = state.requests
+    block_tokens = chains.block_tokens_of(state)
     for number, count in zip(event.numbers, event.counts, strict=True):
         request = requests.get(number)
         if count and request is not None and is_decoding(request, event.batch):
             request.num_output_tokens += count
             request.num_cached_tokens += count
+            if block_tokens and request.num_cached_tokens % block_tokens < count:
+                chains.grow(state, request, request.num_cached_tokens - count)
     for row in event.ended:
         request = requests.get(row.number)
         if request is None or request.end_reason is not None:
@@ -165,82 +200,6 @@ def server_stopping(state: SchedulerState) -> None:
     state.stopping = True
 
 
-def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
-    """The recovery table: what was in the dead run's engine waits again, with its tokens.
-
-    A run that ended without `server_stopping` died, and each request that was in its engine is
-    charged with it: after `max_deaths` the request comes back alone, and after one more `decide`
-    gives it up.
-    """
-    died = state.limits is not None and not state.stopping
-    for request in list(state.requests.values()):
-        if request.phase is not Phase.WAITING:
-            enter(request, "server_started")
-            back_to_waiting(state, request)
-            request.deaths += died
-        request.solo = request.deaths >= event.limits.max_deaths
-        if request.deaths > event.limits.max_deaths:
-            request.failure = f"in the engine at {request.deaths} deaths of the server"
-            state.failures.append(request.number)
-    state.policy_version = event.policy_version
-    state.code_digest = event.code_digest
-    state.limits = event.limits
-    state.engine_ready = False
-    state.one_row_only = False
-    state.stopping = False
-    forget_engine(state)
-    set_model(state, event.model)
-
-
-def forget_engine(state: SchedulerState) -> None:
-    """Rows, reservations, the batch and the chunk belong to an engine's life, and end with it."""
-    state.admitted = []
-    state.batch_rows = []
-    state.chunk = None
-    state.decoded_since_chunk = False
-    state.leaving = {}
-    state.reserved_bytes = 0
-    state.reserved_tokens = 0
-
-
-def engine_ready(state: SchedulerState, event: events.EngineReady) -> None:
-    state.engine_ready = True
-    state.one_row_only = event.one_row_only
-    set_model(state, event.model)
-
-
-def set_model(state: SchedulerState, model: ModelFacts) -> None:
-    """Takes what is known of the model, and holds back the requests that this server cannot run."""
-    assert state.limits is not None
-    state.model = model
-    state.max_context_tokens = max_context_tokens(model, state.limits)
-    open_numbers = sorted(state.waiting + state.held)
-    for number in open_numbers:
-        request = state.requests[number]
-        request.held_reason = held_reason(state, request)
-    state.waiting = [n for n in open_numbers if state.requests[n].held_reason is None]
-    state.held = [n for n in open_numbers if state.requests[n].held_reason is not None]
-
-
-def held_reason(state: SchedulerState, request: Request) -> str | None:
-    """Why a queued request cannot run on this server, however long it waits; null when it can."""
-    assert state.model is not None
-    if request.model_fingerprint != state.model.fingerprint:
-        return "other_model"
-    if request.num_prompt_tokens + request.max_tokens > state.max_context_tokens:
-        return "exceeds_capacity"
-    return None
-
-
-def state_carried(state: SchedulerState, event: events.StateCarried) -> None:
-    """The journal begins with the whole state at this seq, in place of the events before it."""
-    assert event.state_version == STATE_VERSION, f"state version {event.state_version}"
-    carried = msgspec.convert(event.state, SchedulerState, str_keys=True)
-    for field in SchedulerState.__struct_fields__:
-        setattr(state, field, getattr(carried, field))
-    state.seq = event.through_seq
-
-
 # Decisions
 
 
@@ -258,7 +217,10 @@ def request_admitted(state: SchedulerState, event: events.RequestAdmitted) -> No
     enter(request, "request_admitted")
     state.waiting.remove(request.number)
     state.admitted.append(request.number)
-    request.num_cached_tokens = event.num_cached_tokens
+    request.num_memory_tokens = 0
+    request.num_disk_tokens = 0
+    request.restoring = event.num_cached_tokens > 0
+    chains.join_chain(state, request, event.num_blocks)
     request.reserved_bytes = event.reserved_bytes
     request.admitted_ns = state.now_ns
     state.reserved_bytes += event.reserved_bytes
@@ -278,7 +240,9 @@ def prefill_chunk_planned(state: SchedulerState, event: events.PrefillChunkPlann
 def prefill_chunk_committed(state: SchedulerState, event: events.PrefillChunkCommitted) -> None:
     request = state.get(event.request_id)
     enter(request, "prefill_chunk_committed")
+    num_before = request.num_cached_tokens
     request.num_cached_tokens = event.num_cached_tokens
+    chains.grow(state, request, num_before)
     state.chunk = None
 
 
@@ -296,17 +260,7 @@ def request_retried(state: SchedulerState, event: events.RequestRetried) -> None
     enter(request, "request_retried")
     request.retries = event.retry
     leave_engine(state, request)
-    back_to_waiting(state, request)
-
-
-def back_to_waiting(state: SchedulerState, request: Request) -> None:
-    """The row is gone, the tokens stay: the request takes its old place in the queue."""
-    request.num_cached_tokens = 0
-    request.reserved_bytes = 0
-    request.admitted_ns = 0
-    request.failure = None
-    request.end_reason = None
-    insort(state.waiting, request.number)
+    runs.back_to_waiting(state, request)
 
 
 def end(state: SchedulerState, request_id: str, kind: str) -> None:
@@ -329,6 +283,7 @@ def end(state: SchedulerState, request_id: str, kind: str) -> None:
 def leave_engine(state: SchedulerState, request: Request) -> None:
     """Takes the request out of the engine's lists. Its bytes stay reserved until `kv_freed`."""
     number = request.number
+    chains.release_chain(state, request)
     state.admitted.remove(number)
     state.leaving[number] = state.leaving.get(number, 0) + request.reserved_bytes
     state.reserved_tokens -= request.num_prompt_tokens + request.max_tokens

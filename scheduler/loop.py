@@ -18,12 +18,13 @@ from journal.journal import Journal
 from journal.place import Position, place
 from journal.tokens import NO_ROWS, SideRows
 from scheduler import effects
-from scheduler.effects import Effect, effects_of
+from scheduler.effects import Effect, EngineEffect, effects_of
 from scheduler.engine import base
 from scheduler.engine.base import Engine
 from scheduler.evolve import fold
 from scheduler.invariants import check_cheap
 from scheduler.known import KnownRequest
+from scheduler.kvstore import KvStore, known_files
 from scheduler.metrics import Metrics
 from scheduler.policy import decide
 from scheduler.recovery import Recovered, code_digest, encode_state
@@ -59,15 +60,22 @@ class Loop:
         self.wait_for_space = wait_for_space
         self.metrics = Metrics()
         self.engine: Engine | None = None
+        self.kv: KvStore | None = None
         self.full = False
         self.last_step_ns = time.monotonic_ns()
         self.snapshot_seq = recovered.snapshot_seq
 
-    def begin(self, started: events.ServerStarted, engine: Engine) -> None:
+    def begin(
+        self, started: events.ServerStarted, engine: Engine, kv: KvStore | None = None
+    ) -> None:
         """The first step of a run, and the start of its engine."""
         self.engine = engine
+        self.kv = kv
         self.take(Collected(facts=[started]))
-        engine.start(self.sensors.deliver)
+        if kv is not None:
+            self.sensors.name_source = kv.names
+            kv.begin(known_files(self.state.index.blocks))
+        engine.start(self.sensors.deliver, kv)
 
     def step(self) -> bool:
         """One step, if there is a fact. Raises EngineDeath, JournalBroken and StopNow."""
@@ -150,26 +158,48 @@ class Loop:
             self.submit(base.ReleaseStep())
 
     def perform_one(self, effect: Effect, collected: Collected) -> None:
-        """One arm per effect."""
+        """One arm per effect, those of the engine apart."""
         match effect:
             case effects.SendTokens():
                 self.send_tokens(collected)
-            case effects.StartRow():
-                self.start_row(effect)
-            case effects.RunChunk():
-                self.submit(base.RunChunk(effect.number, effect.chunk, effect.start, effect.length))
-            case effects.SetBatch():
-                self.submit(base.SetBatch(effect.batch, effect.numbers))
-            case effects.DropRow():
-                self.submit(base.DropRow(effect.number))
             case effects.AcceptRequest():
                 self.hub.update(effect.request_id).judgement = Accepted(effect.max_tokens)
             case effects.RejectRequest():
                 self.hub.update(effect.request_id).judgement = Rejected(effect.event)
             case effects.EndRequest():
                 self.end_request(effect)
+            case effects.RemoveFiles():
+                self.store.remove(effect.domain, effect.hashes, effect.states)
+            case effects.ShrinkTier():
+                self.store.shrink(effect.names)
+            case _:
+                self.command(effect)
+
+    def command(self, effect: EngineEffect) -> None:
+        """What an effect asks of the engine."""
+        match effect:
+            case effects.StartRow():
+                self.start_row(effect)
+            case effects.RestoreRow():
+                self.submit(
+                    base.RestoreRow(effect.number, effect.hashes, effect.num_tokens, effect.states)
+                )
+            case effects.SaveBlocks():
+                self.submit(base.SaveBlocks(effect.number, effect.blocks))
+            case effects.RunChunk():
+                self.submit(base.RunChunk(effect.number, effect.chunk, effect.start, effect.length))
+            case effects.SetBatch():
+                self.submit(base.SetBatch(effect.batch, effect.numbers))
+            case effects.DropRow():
+                self.submit(base.DropRow(effect.number))
             case _:
                 assert_never(effect)
+
+    @property
+    def store(self) -> KvStore:
+        """The store that a decision about blocks needs."""
+        assert self.kv is not None, "blocks are decided upon where they are saved"
+        return self.kv
 
     def submit(self, command: base.EngineCommand) -> None:
         """A command to the engine, which `begin` has set."""
@@ -191,6 +221,8 @@ class Loop:
 
     def end_request(self, effect: effects.EndRequest) -> None:
         known = self.known.end(effect.request_id)
+        if known is not None:
+            self.sensors.names.forget(known.number)
         if known is not None and known.number not in self.state.leaving:
             self.known.row_ids.pop(known.number, None)
         self.hub.update(effect.request_id).end = StreamEnd(

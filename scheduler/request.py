@@ -49,7 +49,9 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     (Phase.WAITING, "request_admitted"): Phase.PREFILLING,
     (Phase.WAITING, "request_cancelled"): Phase.CANCELLED,
     (Phase.WAITING, "request_aborted"): Phase.ABORTED,
+    (Phase.WAITING, "request_deferred"): Phase.WAITING,
     (Phase.WAITING, "server_started"): Phase.WAITING,
+    (Phase.PREFILLING, "chain_restored"): Phase.PREFILLING,
     (Phase.PREFILLING, "prefill_chunk_planned"): Phase.PREFILLING,
     (Phase.PREFILLING, "prefill_chunk_committed"): Phase.PREFILLING,
     (Phase.PREFILLING, "batch_changed"): Phase.DECODING,
@@ -84,6 +86,12 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `joined_batch` is the batch with which it began to decode: tokens of an earlier one belong to a
     row that is gone. `end_reason`, `cancel_reason` and `failure` are what facts have said and
     `decide` has not answered yet; they are null between steps.
+
+    `hashes` names the full blocks of its known tokens, in order. It holds `leases` on those that
+    are on disk; `unsaved` are the indexes of those that are full in its row and neither on disk
+    nor planned. While `restoring`, its row is being filled from saved blocks; so many of its
+    tokens came from memory and from disk. `deferred_hash` is the block of another request for
+    which it waited in the queue.
     """
 
     number: int
@@ -109,6 +117,17 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     end_reason: str | None = None
     cancel_reason: str | None = None
     failure: str | None = None
+    num_suffix_tokens: int = 0
+    keep_output: bool = True
+    hashes: list[str] = []
+    leases: dict[str, None] = {}
+    unsaved: list[int] = []
+    restoring: bool = False
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    deferred_hash: str = ""
+    deferred_ns: int = 0
+    deferred_until_ns: int = 0
 
     @property
     def num_known_tokens(self) -> int:

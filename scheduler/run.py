@@ -23,6 +23,10 @@ from journal.events import ModelFacts, ServerStarted
 from journal.journal import Journal
 from scheduler.engine.base import Engine
 from scheduler.engine.model import ModelDescription, ModelError, ModelSource
+from scheduler.kvcache.codec import BlockCodec
+from scheduler.kvcache.fake_codec import FakeCodec
+from scheduler.kvcache.naming import KeyDamaged
+from scheduler.kvstore import KvStore
 from scheduler.loop import Loop, StopNow
 from scheduler.policy import POLICY_VERSION
 from scheduler.recovery import Recovered, code_digest
@@ -35,6 +39,9 @@ MAX_QUESTIONS = 256
 """Questions about the state that wait for the loop at most."""
 
 DISTRIBUTIONS = ("mlx-fermata", "mlx", "mlx-lm", "sqlalchemy", "msgspec")
+KV_CLOSE_LIMIT_S = 30.0
+"""How long a stop waits for blocks that are being written."""
+
 NONCE_BITS = 62
 """A nonce fits SQLite's and JSON's integers with room to spare."""
 
@@ -77,6 +84,7 @@ class Run:
         self.loop = Loop(settings, journal, recovered, self.sensors, self.wait_for_space)
         self.upkeep = Upkeep(settings, journal)
         self.engine: Engine | None = None
+        self.kv: KvStore | None = None
         self.description: Future[ModelDescription] = Future()
         self.questions: deque[Question] = deque()
         self.stop_now = threading.Event()
@@ -125,8 +133,10 @@ class Run:
         with ExitStack() as last:
             last.callback(self.on_ended, outcome)
             last.callback(self.journal.close)
+            if self.kv is not None:
+                last.callback(self.kv.close, KV_CLOSE_LIMIT_S)
             if self.engine is not None:
-                self.engine.stop()
+                last.callback(self.engine.stop)
             log.debug("scheduler ended", status=outcome.status, message=outcome.message)
 
     def outcome(self) -> Exit:
@@ -154,8 +164,10 @@ class Run:
         description = self.description.result()
         nonce = secrets.randbits(NONCE_BITS)
         self.engine = self.source.make_engine(description, nonce)
+        self.kv = make_kv(self.settings, self.source, description, self.sensors)
         try:
-            self.loop.begin(server_started(self.settings, description, nonce), self.engine)
+            started = server_started(self.settings, description, nonce)
+            self.loop.begin(started, self.engine, self.kv)
             self.begun = True
             self.on_described(description)
             self.go_on()
@@ -235,12 +247,43 @@ def ignore(_: object) -> None:
     """Nobody listens."""
 
 
+def make_kv(
+    settings: Settings, source: ModelSource, description: ModelDescription, sensors: Sensors
+) -> KvStore | None:
+    """The store of saved KV, if anything is to be saved. Raises ModelError when its folder or key
+    cannot be used.
+    """
+    limits = settings.kv.limits(description.facts)
+    if limits is None:
+        return None
+    try:
+        return KvStore(
+            settings.state,
+            settings.kv,
+            make_codec(source),
+            block_tokens=limits.block_tokens,
+            fingerprint=description.facts.fingerprint,
+            deliver=sensors.deliver_fact,
+        )
+    except (OSError, KeyDamaged) as error:
+        raise ModelError(f"the folder for saved KV cannot be used: {error}") from error
+
+
+def make_codec(source: ModelSource) -> BlockCodec:
+    """How rows of this model's engine become blocks. Only the real one brings mlx in."""
+    if source.caches == "fake":
+        return FakeCodec()
+    from scheduler.kvcache.mlx_codec import MlxCodec
+
+    return MlxCodec()
+
+
 def server_started(settings: Settings, description: ModelDescription, nonce: int) -> ServerStarted:
     """The first fact of a run: everything that its decisions may depend on."""
     return ServerStarted(
         policy_version=POLICY_VERSION,
         code_digest=code_digest(),
-        limits=settings.limits(),
+        limits=settings.limits(description.facts),
         model=description.facts,
         engine_nonce=nonce,
         configuration=settings.configuration(),

@@ -8,7 +8,7 @@ its decisions.
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TypeVar, assert_never
@@ -23,12 +23,16 @@ from scheduler.engine.base import (
     EngineResult,
     RowFailed,
     RowFreed,
+    RowRestored,
     RowTokens,
     StepDone,
 )
 from scheduler.evolve import is_decoding
 from scheduler.known import KnownRequests
+from scheduler.kvcache.naming import BlockNamer
+from scheduler.names import BlockNames
 from scheduler.parameters import encode_parameters
+from scheduler.saving import deadline_ns
 from scheduler.state import SchedulerState
 from scheduler.streams import Arrival
 
@@ -80,7 +84,7 @@ class EngineDeath(Exception):
 
 class Sensors:
     """See the module's text. `wake` is set whenever there is something to take; `waits_since_ns`
-    is when the inbox was empty last.
+    is when the inbox was empty last. `name_source` is set where blocks are saved.
     """
 
     def __init__(self, known: KnownRequests, max_inbox: int) -> None:
@@ -89,6 +93,9 @@ class Sensors:
         self.inbox: deque[Arrival | Wish] = deque()
         self.wishes: set[tuple[str, str]] = set()
         self.results: deque[EngineResult] = deque()
+        self.store_facts: deque[Fact] = deque()
+        self.names = BlockNames(known)
+        self.name_source: Callable[[], tuple[BlockNamer, int]] | None = None
         self.waits_since_ns = 0
         self.stop_reason: str | None = None
         self.wake = threading.Event()
@@ -118,6 +125,13 @@ class Sensors:
         self.results.append(result)
         self.wake.set()
 
+    def deliver_fact(self, fact: Fact) -> None:
+        """What the block store calls: its outcomes need no translation. Bounded by what the writers
+        hold, and by the batches in which files are looked at.
+        """
+        self.store_facts.append(fact)
+        self.wake.set()
+
     def stop(self, reason: str) -> None:
         self.stop_reason = reason
         self.wake.set()
@@ -131,52 +145,52 @@ class Sensors:
             collected.facts.append(events.ServerStopping(reason=self.stop_reason))
         if self.results:
             take(self.results, collected, lambda r: self.take_result(r, state, collected))
+        while self.store_facts and len(collected.facts) < MAX_FACTS:
+            collected.facts.append(self.store_facts.popleft())
+        if self.names.has_pending():
+            collected.facts.extend(self.names.pending(state))
         if self.inbox:
             take(self.inbox, collected, lambda a: self.take_wish(a, state, collected))
+        if not collected.facts and is_due(state):
+            collected.facts.append(events.ClockTicked())
         return collected
 
     def take_wish(
         self, item: Arrival | Wish, state: SchedulerState, collected: Collected
-    ) -> Fact | None:
+    ) -> Iterable[Fact]:
         """A wish for a request that is not open, or no longer, is no fact."""
         if isinstance(item, Arrival):
             fact = received(item, state, len(collected.arrivals))
             collected.arrivals.append(item)
-            return fact
+            return [fact, *self.names.of_arrival(item, fact.number)]
         request_id = item.fact.request_id
         self.wishes.discard((type(item.fact).__name__, request_id))
         if request_id in state.numbers or is_among(request_id, collected.arrivals):
-            return item.fact
-        return None
+            return [item.fact]
+        return []
 
     def take_result(
         self, result: EngineResult, state: SchedulerState, collected: Collected
-    ) -> Fact:
+    ) -> Iterable[Fact]:
         """One arm per result."""
         match result:
             case StepDone():
                 assert not collected.rows, "the engine delivers one step until its release"
                 collected.rows, fact = decoded(result, state)
                 collected.rows_index = len(collected.facts)
-                return fact
+                return [fact, *self.names.of_rows(collected.rows)]
             case ChunkDone():
-                return chunk_done(result, self.known.row_ids[result.number])
+                return [chunk_done(result, self.known.row_ids[result.number])]
+            case RowRestored():
+                return restored(result, self.known.row_ids[result.number])
             case RowFreed():
-                return row_freed(result, self.known, state)
+                return [row_freed(result, self.known, state)]
             case RowFailed():
-                return events.EngineFailed(
-                    request_id=self.known.row_ids[result.number],
-                    number=result.number,
-                    during=result.during,
-                    error=result.error,
-                )
+                return [row_failed(result, self.known.row_ids[result.number])]
             case EngineLoaded():
-                return events.EngineReady(
-                    model=result.model,
-                    one_row_only=result.one_row_only,
-                    note=result.note,
-                    load_ns=result.load_ns,
-                )
+                if self.name_source is not None:
+                    self.names.begin(*self.name_source(), state)
+                return [engine_ready(result)]
             case EngineDied():
                 raise EngineDeath(result)
             case _:
@@ -186,7 +200,13 @@ class Sensors:
 T = TypeVar("T", Arrival | Wish, EngineResult)
 
 
-def take(waiting: deque[T], collected: Collected, to_fact: Callable[[T], Fact | None]) -> None:
+def is_due(state: SchedulerState) -> bool:
+    """Whether time itself must act."""
+    due_ns = deadline_ns(state)
+    return due_ns is not None and time.time_ns() >= due_ns
+
+
+def take(waiting: deque[T], collected: Collected, to_facts: Callable[[T], Iterable[Fact]]) -> None:
     """Turns what waits into facts, in order, until a bound is reached; the rest stays."""
     quota: Counter[type] = Counter()
     while waiting and len(collected.facts) < MAX_FACTS:
@@ -194,10 +214,9 @@ def take(waiting: deque[T], collected: Collected, to_fact: Callable[[T], Fact | 
         kind = type(first.fact) if isinstance(first, Wish) else type(first)
         if quota[kind] == MAX_FACTS_OF_A_KIND:
             return
-        fact = to_fact(waiting.popleft())
-        if fact is not None:
-            quota[kind] += 1
-            collected.facts.append(fact)
+        found = list(to_facts(waiting.popleft()))
+        quota[kind] += bool(found)
+        collected.facts.extend(found)
 
 
 def is_among(request_id: str, arrivals: list[Arrival]) -> bool:
@@ -205,7 +224,7 @@ def is_among(request_id: str, arrivals: list[Arrival]) -> bool:
     return any(arrival.request_id == request_id for arrival in arrivals)
 
 
-def received(arrival: Arrival, state: SchedulerState, num_before: int) -> Fact:
+def received(arrival: Arrival, state: SchedulerState, num_before: int) -> events.RequestReceived:
     """The arrival with its number; `num_before` others arrive in this step before it."""
     assert state.model is not None, "nothing arrives before server_started"
     parameters = arrival.parameters
@@ -220,6 +239,8 @@ def received(arrival: Arrival, state: SchedulerState, num_before: int) -> Fact:
         max_tokens=arrival.max_tokens,
         seed=parameters.sampling.seed,
         parameters_digest=sha256(encode_parameters(parameters)).hexdigest(),
+        num_suffix_tokens=arrival.num_suffix_tokens,
+        keep_output=arrival.keep_output,
     )
 
 
@@ -282,6 +303,39 @@ def chunk_done(result: ChunkDone, request_id: str) -> Fact:
         duration_ns=result.duration_ns,
         peak_bytes=result.peak_bytes,
         active_bytes=result.active_bytes,
+    )
+
+
+def engine_ready(result: EngineLoaded) -> Fact:
+    return events.EngineReady(
+        model=result.model,
+        one_row_only=result.one_row_only,
+        note=result.note,
+        load_ns=result.load_ns,
+        kv_domain=result.kv_domain,
+    )
+
+
+def row_failed(result: RowFailed, request_id: str) -> Fact:
+    return events.EngineFailed(
+        request_id=request_id, number=result.number, during=result.during, error=result.error
+    )
+
+
+def restored(result: RowRestored, request_id: str) -> Iterator[Fact]:
+    """What could not be read comes first, so that nothing else starts from it."""
+    for bad in result.bad:
+        yield events.BlockCorrupt(
+            hash=bad.hash, part=bad.part, reason=bad.reason, detail=bad.detail
+        )
+    yield events.ChainRestored(
+        request_id=request_id,
+        number=result.number,
+        num_tokens=result.num_tokens,
+        num_memory_tokens=result.num_memory_tokens,
+        num_disk_tokens=result.num_disk_tokens,
+        read_bytes=result.read_bytes,
+        duration_ns=result.duration_ns,
     )
 
 

@@ -22,7 +22,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from journal.events import Limits
+from journal.events import KvLimits, Limits, ModelFacts
 
 UNITS = {
     "": 1,
@@ -158,6 +158,54 @@ class EngineSettings(Group):
     blas: Literal["auto", "stock", "openblas"] = "auto"
 
 
+class KvSettings(Group):
+    """KV that is saved on SSD and kept in memory for later requests.
+
+    `enabled`: without it nothing is saved, and every prompt is computed from its start.
+    `block_tokens`: tokens in a block; null takes 256, and 64 for models under a gigabyte.
+    `max_bytes`: all files, those in use included. `reserve_bytes`: stay free on the file system.
+    `memory_bytes`: recently used blocks in memory; 0 keeps none. `writing_bytes`: blocks in the
+    writers' hands. `max_age_days`: a block that was not used for so long goes; 0 keeps it.
+    `state_every_blocks`: between two states of layers that cannot be cut; 0 is as many as take the
+    bytes of one state. `await_ms`: how long a request waits for blocks that another is computing.
+    `num_writers`: threads. `probe_s`: between two tries while the disk is full or fails.
+    `measure_s`: between two looks at the free space.
+    """
+
+    enabled: bool = True
+    block_tokens: int | None = Field(default=None, ge=1, le=65_536)
+    max_bytes: Size = Field(default=100 * 10**9, ge=0)
+    reserve_bytes: Size = Field(default=5 * 10**9, ge=0)
+    memory_bytes: Size = Field(default=2**30, ge=0)
+    writing_bytes: Size = Field(default=2**30, ge=1)
+    max_age_days: int = Field(default=30, ge=0)
+    state_every_blocks: int = Field(default=0, ge=0)
+    await_ms: int = Field(default=60_000, ge=0)
+    num_writers: int = Field(default=2, ge=1, le=16)
+    probe_s: int = Field(default=10, ge=1)
+    measure_s: int = Field(default=10, ge=1)
+
+    def limits(self, model: ModelFacts) -> KvLimits | None:
+        """What the core reads of them, for this model."""
+        if not self.enabled:
+            return None
+        return KvLimits(
+            block_tokens=self.block_tokens or default_block_tokens(model),
+            max_bytes=self.max_bytes,
+            memory_bytes=self.memory_bytes,
+            writing_bytes=self.writing_bytes,
+            reserve_bytes=self.reserve_bytes,
+            max_age_ns=self.max_age_days * 86_400 * 10**9,
+            state_every_blocks=self.state_every_blocks,
+            await_ns=self.await_ms * 10**6,
+        )
+
+
+def default_block_tokens(model: ModelFacts) -> int:
+    """Blocks of a few megabytes: small models have few bytes a token and short prompts."""
+    return 256 if model.weights_bytes >= 10**9 else 64
+
+
 class ModelSettings(Group):
     """`accept_any`: any model name in a request means the served model; else it is a 404."""
 
@@ -194,6 +242,7 @@ class Settings(BaseSettings):
     journal: JournalSettings = JournalSettings()
     engine: EngineSettings = EngineSettings()
     models: ModelSettings = ModelSettings()
+    kv: KvSettings = KvSettings()
     fake: FakeSettings = FakeSettings()
 
     @classmethod
@@ -209,8 +258,8 @@ class Settings(BaseSettings):
         del dotenv_settings, file_secret_settings  # neither is a source here
         return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
 
-    def limits(self) -> Limits:
-        """What `decide` reads, in the form that the journal records."""
+    def limits(self, model: ModelFacts | None = None) -> Limits:
+        """What `decide` reads, in the form that the journal records; `kv` needs the model."""
         return Limits(
             max_rows=self.scheduler.max_rows,
             max_waiting=self.scheduler.max_waiting,
@@ -221,6 +270,7 @@ class Settings(BaseSettings):
             ceiling_bytes=self.memory.ceiling,
             max_retries=self.requests.max_retries,
             max_deaths=self.requests.max_deaths,
+            kv=None if model is None else self.kv.limits(model),
         )
 
     def configuration(self) -> dict[str, Scalar]:

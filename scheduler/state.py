@@ -5,6 +5,7 @@
 import msgspec
 
 from journal.events import Limits, ModelFacts
+from scheduler.prefix import BlockIndex
 from scheduler.request import Request
 
 STATE_VERSION = 1
@@ -27,7 +28,8 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `leaving` maps the number of a row that has ended, and whose bytes the engine has not given
     back yet, to those bytes. `arrivals`, `endings`, `cancellations` and `failures` are what the
-    facts of a step have brought for `decide` to answer; they are empty between steps.
+    facts of a step have brought for `decide` to answer; they are empty between steps. `unsaved`
+    names the requests that have full blocks to save.
     """
 
     seq: int = 0
@@ -60,6 +62,9 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     endings: list[int] = []
     cancellations: list[int] = []
     failures: list[int] = []
+    index: BlockIndex = msgspec.field(default_factory=BlockIndex)
+    unsaved: dict[int, None] = {}
+    clearing: bool = False
 
     def find(self, request_id: str) -> Request | None:
         """The open request with this id."""

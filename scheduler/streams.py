@@ -25,7 +25,11 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A well-formed request, ready for the scheduler. `max_tokens` is null when none was given."""
+    """A well-formed request, ready for the scheduler. `max_tokens` is null when none was given.
+
+    `num_suffix_tokens` at the prompt's end are the template's opening of the answer, which the next
+    turn does not repeat. `keep_output`: a later prompt can hold this answer as it was put out.
+    """
 
     request_id: str
     client_request_id: str | None
@@ -34,6 +38,8 @@ class Arrival:
     prompt: "array[int]"
     max_tokens: int | None
     parameters: RequestParameters
+    num_suffix_tokens: int = 0
+    keep_output: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ then. A row that ended in step k gets none from step k + 1. So at every committe
 cached positions of a decoding row are prompt + output - 1: the last token is pending.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from journal.events import ModelFacts
+from journal.events import ModelFacts, PlannedBlock
 from scheduler.parameters import SamplingParameters
 
 EndReason = Literal["stop", "end_of_turn", "length"]
@@ -75,7 +75,33 @@ class DropRow:
     number: int
 
 
-EngineCommand = StartRow | RunChunk | SetBatch | ReleaseStep | DropRow
+@dataclass(frozen=True, slots=True)
+class SaveBlocks:
+    """Cut these full blocks out of the row, evaluated, and hand them to `KvPort.save`.
+
+    A block is positions that were committed; a state is that of the position where the row is now.
+    """
+
+    number: int
+    blocks: tuple[PlannedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRow:
+    """Fill the row, which is new, from these blocks in order, up to `num_tokens` positions.
+
+    `states` are the depths, in blocks, at which a state is kept, the deepest last; empty where
+    every layer can be cut. Answered by `RowRestored`. Other rows decode meanwhile, at most one
+    block of the restore between two of their steps.
+    """
+
+    number: int
+    hashes: tuple[str, ...]
+    num_tokens: int
+    states: tuple[int, ...]
+
+
+EngineCommand = StartRow | RestoreRow | SaveBlocks | RunChunk | SetBatch | ReleaseStep | DropRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +124,33 @@ class EngineLoaded:
     one_row_only: bool
     note: str
     load_ns: int
+    kv_domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A saved file that could not be used."""
+
+    hash: str
+    part: Literal["block", "state"]
+    reason: Literal["missing", "corrupt", "io_error"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowRestored:
+    """The row holds its first `num_tokens` tokens: all that was asked for, or up to the last
+    position before a bad file from which the row can go on (with layers that cannot be cut: the
+    deepest good state), which may be 0. `read_bytes` were read from disk.
+    """
+
+    number: int
+    num_tokens: int
+    num_memory_tokens: int
+    num_disk_tokens: int
+    read_bytes: int
+    duration_ns: int
+    bad: tuple[BadFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +214,58 @@ class EngineDied:
     while_loading: bool
 
 
-EngineResult = EngineLoaded | ChunkDone | StepDone | RowFreed | RowFailed | EngineDied
+EngineResult = EngineLoaded | RowRestored | ChunkDone | StepDone | RowFreed | RowFailed | EngineDied
 Deliver = Callable[[EngineResult], None]
+
+Caches = Sequence[Any]
+"""One cache object per layer, as the model makes them; opaque outside the engine and its port."""
+
+
+class Restoring(Protocol):
+    """A restore in progress, driven in the engine's thread."""
+
+    def advance(self, *, wait: bool) -> RowRestored | None:
+        """Copies one block, if one has been read; with `wait`, as soon as one has. The result once
+        it is over.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives the restore up: its row is dropped."""
+        ...
+
+
+class KvPort(Protocol):
+    """How rows are saved and restored: given to the engine, called in its thread only, so that the
+    engine knows nothing of files and the block store nothing of the engine.
+    """
+
+    def describe(self, caches: Caches, num_tokens: int) -> str:
+        """Called once, when the model is loaded, with the caches of a row that holds `num_tokens`
+        tokens: what they look like decides the domain,
+        which is returned. Raises ModelError when a cache class cannot be saved.
+        """
+        ...
+
+    def save(self, caches: Caches, blocks: Sequence[PlannedBlock]) -> None:
+        """Takes evaluated copies of these blocks. Never waits; what comes of it is reported by the
+        writers.
+        """
+        ...
+
+    def restore(
+        self, caches: Caches, command: RestoreRow, num_room_tokens: int, ready: Callable[[], None]
+    ) -> Restoring:
+        """Begins to fill empty caches, with room for `num_room_tokens` positions. `ready` is
+        called, in any thread, when `advance` has something to do.
+        """
+        ...
 
 
 class Engine(Protocol):
     """See the module's text. `start` returns at once: loading happens in the engine's thread."""
 
-    def start(self, deliver: Deliver) -> None: ...
+    def start(self, deliver: Deliver, kv: KvPort | None = None) -> None: ...
 
     def submit(self, command: EngineCommand) -> None: ...
 

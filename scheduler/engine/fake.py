@@ -26,11 +26,15 @@ from scheduler.engine.base import (
     EngineCommand,
     EngineDied,
     EngineLoaded,
+    KvPort,
     ReleaseStep,
+    RestoreRow,
+    Restoring,
     RowFailed,
     RowFreed,
     RowTokens,
     RunChunk,
+    SaveBlocks,
     SetBatch,
     StartRow,
     StepDone,
@@ -98,8 +102,17 @@ class Failure:
 
 
 @dataclass(slots=True)
+class FakeCache:
+    """A fake row's KV: the tokens that were fed, so that what is saved and restored can be told
+    from anything else.
+    """
+
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
+
+
+@dataclass(slots=True)
 class FakeRow:
-    """A row: its known tokens, and how many of them its caches hold."""
+    """A row: its known tokens, and its caches."""
 
     number: int
     tokens: list[int]
@@ -109,13 +122,24 @@ class FakeRow:
     text: TextStream
     ends_turn: bool
     num_top: int | None
-    num_cached_tokens: int = 0
+    caches: list[FakeCache] = field(default_factory=lambda: [FakeCache()])
     ended: EndReason | None = None
     failed: bool = False
 
     @property
+    def num_cached_tokens(self) -> int:
+        """The positions that its caches hold."""
+        return len(self.caches[0].tokens)
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    def feed(self, end: int) -> None:
+        """Its caches hold the first `end` tokens from here on."""
+        kept = self.caches[0].tokens
+        assert list(kept) == self.tokens[: len(kept)], f"row {self.number} holds other tokens' KV"
+        kept.extend(self.tokens[len(kept) : end])
 
     @property
     def decodes(self) -> bool:
@@ -158,6 +182,8 @@ class FakeEngine:
         self.batch = SetBatch(0, ())
         self.commands: deque[EngineCommand] = deque()
         self.chunks: deque[RunChunk] = deque()
+        self.kv: KvPort | None = None
+        self.restores: dict[int, Restoring] = {}
         self.ahead: StepDone | None = None
         self.unreleased = False
         self.chunk_is_next = True
@@ -167,8 +193,9 @@ class FakeEngine:
         self.stopping = threading.Event()
         self.thread: threading.Thread | None = None
 
-    def start(self, deliver: Deliver) -> None:
+    def start(self, deliver: Deliver, kv: KvPort | None = None) -> None:
         self.deliver = deliver
+        self.kv = kv
         if self.threaded:
             self.thread = threading.Thread(target=self.run, name="fermata-fake-engine")
             self.thread.start()
@@ -202,6 +229,8 @@ class FakeEngine:
             return self.load()
         if self.commands:
             self.obey(self.commands.popleft())
+        elif self.restores and self.advance_restores():
+            pass
         elif self.ahead is not None and not self.unreleased:
             self.hand_over(self.ahead)
         elif self.chunks and (self.chunk_is_next or not self.can_launch()):
@@ -227,7 +256,8 @@ class FakeEngine:
             return False
         self.spend(self.settings.load_ms / 1000)
         self.loaded = True
-        self.deliver(EngineLoaded(self.facts, one_row_only=False, note="", load_ns=0))
+        domain = "" if self.kv is None else self.kv.describe([FakeCache(array("I", [0]))], 1)
+        self.deliver(EngineLoaded(self.facts, False, note="", load_ns=0, kv_domain=domain))
         return True
 
     def spend(self, seconds: float) -> None:
@@ -249,8 +279,40 @@ class FakeEngine:
                 self.unreleased = False
             case DropRow():
                 self.drop_row(command.number)
+            case SaveBlocks():
+                self.save(command)
+            case RestoreRow():
+                self.restore(command)
             case _:
                 assert_never(command)
+
+    def save(self, command: SaveBlocks) -> None:
+        assert self.kv is not None, "blocks are saved where there is a store"
+        row = self.rows[command.number]
+        if not row.failed:
+            self.kv.save(row.caches, command.blocks)
+
+    def restore(self, command: RestoreRow) -> None:
+        assert self.kv is not None, "rows are restored where there is a store"
+        row = self.rows[command.number]
+        if not row.failed:
+            self.restores[command.number] = self.kv.restore(
+                row.caches, command, len(row.tokens), self.wake.set
+            )
+
+    def advance_restores(self) -> bool:
+        """Copies one block for each row that is being filled, if it has been read. Without a thread
+        the engine waits for it, so that a test knows when the work is done.
+        """
+        worked = False
+        for number, restoring in list(self.restores.items()):
+            result = restoring.advance(wait=not self.threaded)
+            if result is not None:
+                restoring.close()
+                del self.restores[number]
+                self.deliver(result)
+                worked = True
+        return worked or (bool(self.restores) and not self.threaded)
 
     def start_row(self, command: StartRow) -> None:
         assert command.number not in self.rows, f"row {command.number} is there already"
@@ -267,6 +329,9 @@ class FakeEngine:
 
     def drop_row(self, number: int) -> None:
         row = self.rows.pop(number, None)
+        restoring = self.restores.pop(number, None)
+        if restoring is not None:
+            restoring.close()
         self.chunks = deque(chunk for chunk in self.chunks if chunk.number != number)
         self.deliver(RowFreed(number, 0 if row is None else self.row_bytes(row)))
 
@@ -282,7 +347,7 @@ class FakeEngine:
             return
         rate = self.settings.prefill_tokens_per_s
         self.spend(command.length / rate if rate else 0)
-        row.num_cached_tokens = end
+        row.feed(end)
         self.num_prefilled_tokens += command.length
         active_bytes = self.active_bytes()
         self.deliver(
@@ -320,8 +385,8 @@ class FakeEngine:
         index = row.num_output_tokens
         last_of_turn = row.ends_turn and index + 1 >= self.settings.turn_tokens
         token = END_OF_TURN if last_of_turn else fake_token(row.digest, index, self.nonce)
+        row.feed(len(row.tokens))
         row.tokens.append(token)
-        row.num_cached_tokens += 1
         row.text.add(token)
         row.ended = row.text.ended or ("length" if index + 1 == row.max_tokens else None)
         logprobs = None
@@ -372,6 +437,7 @@ class FakeSource:
     """The model named `fake`."""
 
     settings: FakeSettings
+    caches: Literal["mlx", "fake"] = "fake"
 
     def describe(self) -> ModelDescription:
         facts = fake_facts(self.settings.context_tokens)

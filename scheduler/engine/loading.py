@@ -35,11 +35,17 @@ LARGEST_DIFFERENCE = 1e-3
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The model, evaluated, with its seam in place; `num_vocabulary` is the width of its logits."""
+    """The model, evaluated, with its seam in place; `num_vocabulary` is the width of its logits.
+
+    `sample` are the caches of a row that was fed `num_sample_tokens` tokens: they show what is
+    kept.
+    """
 
     model: Any
     num_vocabulary: int
     result: EngineLoaded
+    sample: attention.Caches
+    num_sample_tokens: int
 
 
 def load(folder: Path, estimate: ModelFacts, *, bitwise: bool) -> LoadedModel:
@@ -58,7 +64,9 @@ def load(folder: Path, estimate: ModelFacts, *, bitwise: bool) -> LoadedModel:
         load_ns=time.monotonic_ns() - begun_ns,
     )
     mx.clear_cache()
-    return LoadedModel(model, probe.logits[0].shape[-1], result)
+    num_vocabulary = probe.logits[0].shape[-1]
+    num_sample_tokens = len(probe.tokens[-1])
+    return LoadedModel(model, num_vocabulary, result, probe.caches, num_sample_tokens)
 
 
 def load_weights(folder: Path) -> Any:

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -27,11 +28,15 @@ from scheduler.engine.base import (
     DropRow,
     EngineCommand,
     EngineDied,
+    KvPort,
     ReleaseStep,
+    RestoreRow,
+    Restoring,
     RowFailed,
     RowFreed,
     RowTokens,
     RunChunk,
+    SaveBlocks,
     SetBatch,
     StartRow,
     StepDone,
@@ -55,13 +60,13 @@ class MlxEngine:
     def __init__(self, load: Callable[[], LoadedModel], tokenizer: Tokenizer) -> None:
         self._load = load
         self._tokenizer = tokenizer
-        self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
+        self._commands: Commands = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self, deliver: Deliver) -> None:
+    def start(self, deliver: Deliver, kv: KvPort | None = None) -> None:
         """Starts the thread; `EngineLoaded` or `EngineDied` follows."""
         assert self._thread is None, "an engine starts once"
-        target = partial(self._run, deliver)
+        target = partial(self._run, deliver, kv)
         self._thread = threading.Thread(target=target, name="engine", daemon=True)
         self._thread.start()
 
@@ -75,13 +80,15 @@ class MlxEngine:
             self._commands.put(None)
             self._thread.join()
 
-    def _run(self, deliver: Deliver) -> None:
+    def _run(self, deliver: Deliver, kv: KvPort | None) -> None:
         loading = True
         try:
             loaded = self._load()
-            deliver(loaded.result)
+            domain = kv.describe(loaded.sample, loaded.num_sample_tokens) if kv else ""
+            deliver(replace(loaded.result, kv_domain=domain))
             loading = False
-            worker = EngineWorker(loaded, deliver, self._tokenizer)
+            loaded = replace(loaded, sample=[])
+            worker = EngineWorker(loaded, deliver, self._tokenizer, kv)
             worker.serve(self._commands)
         except ModelError as error:
             deliver(EngineDied(str(error), loading))
@@ -92,12 +99,31 @@ class MlxEngine:
             mx.clear_streams()
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A block has been read for this row: the engine's own note to itself."""
+
+    number: int
+
+
+Commands = queue.SimpleQueue[EngineCommand | Ready | None]
+
+
+def ignore(_: Ready) -> None:
+    """Nobody is there to be woken before `serve`."""
+
+
 class EngineWorker:
     """What the engine's thread does: commands in order, and between them one piece of work at a
     time. No method is called from another thread.
     """
 
-    def __init__(self, loaded: LoadedModel, deliver: Deliver, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, loaded: LoadedModel, deliver: Deliver, tokenizer: Tokenizer, kv: KvPort | None = None
+    ) -> None:
+        self._kv = kv
+        self._restores: dict[int, Restoring] = {}
+        self._wake: Callable[[Ready], None] = ignore
         self._decoder = Decoder(loaded.model, loaded.result.one_row_only)
         self._num_vocabulary = loaded.num_vocabulary
         self._deliver = deliver
@@ -111,8 +137,9 @@ class EngineWorker:
         self._done_ns = 0
         self._num_steps = 0
 
-    def serve(self, commands: "queue.SimpleQueue[EngineCommand | None]") -> None:
+    def serve(self, commands: "Commands") -> None:
         """Works until `None` is among the commands."""
+        self._wake = commands.put
         busy = False
         while True:
             try:
@@ -126,7 +153,7 @@ class EngineWorker:
             self.obey(command)
             busy = True
 
-    def obey(self, command: EngineCommand) -> None:
+    def obey(self, command: EngineCommand | Ready) -> None:
         """Takes a command; the work that it asks for is done by `advance`."""
         match command:
             case StartRow():
@@ -140,6 +167,12 @@ class EngineWorker:
                 self._committed = True
             case DropRow():
                 self._drop(command.number)
+            case SaveBlocks():
+                self._save(command)
+            case RestoreRow():
+                self._restore_row(command)
+            case Ready():
+                self._advance_restore(command.number)
 
     def advance(self) -> bool:
         """Does one piece of work. False: there is none until another command comes."""
@@ -192,6 +225,52 @@ class EngineWorker:
             self._fail(row, "start", error)
         self.rows[command.number] = row
 
+    def _save(self, command: SaveBlocks) -> None:
+        """Cuts blocks out of a row. One that failed has nothing that is to be believed."""
+        row = self.rows[command.number]
+        assert self._kv is not None, "blocks are saved where there is a store"
+        if not row.caches:
+            return
+        try:
+            self._kv.save(row.caches, command.blocks)
+        except ROW_ERRORS as error:
+            self._fail(row, "prefill", error)
+
+    def _restore_row(self, command: RestoreRow) -> None:
+        """Begins to fill a row. What has been read is copied as it comes, between two steps."""
+        row = self.rows[command.number]
+        assert self._kv is not None, "rows are restored where there is a store"
+        if row.ended:
+            return
+        ready = partial(self._wake, Ready(command.number))
+        try:
+            self._restores[command.number] = self._kv.restore(
+                row.caches, command, len(row.tokens), ready
+            )
+        except ROW_ERRORS as error:
+            self._fail(row, "start", error)
+
+    def _advance_restore(self, number: int) -> None:
+        restoring = self._restores.get(number)
+        if restoring is None:
+            return  # the row was dropped meanwhile
+        row = self.rows[number]
+        try:
+            result = restoring.advance(wait=False)
+        except ROW_ERRORS as error:
+            self._close_restore(number)
+            self._fail(row, "start", error)
+            return
+        if result is not None:
+            self._close_restore(number)
+            row.cached = result.num_tokens
+            self._deliver(result)
+
+    def _close_restore(self, number: int) -> None:
+        restoring = self._restores.pop(number, None)
+        if restoring is not None:
+            restoring.close()
+
     def _fail(
         self, row: Row, during: Literal["start", "prefill", "decode"], error: Exception
     ) -> None:
@@ -239,6 +318,7 @@ class EngineWorker:
         if row is None:
             self._deliver(RowFreed(number, 0))
             return
+        self._close_restore(number)
         if self._chunk is not None and self._chunk.number == number:
             self._chunk = None
         self._batch = SetBatch(

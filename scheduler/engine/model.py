@@ -7,7 +7,7 @@ them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from journal.events import ModelFacts
 from scheduler.engine.base import Engine
@@ -64,6 +64,11 @@ class ModelDescription:
 
 class ModelSource(Protocol):
     """Where a model comes from. `resolve` in `scheduler/engine/models.py` makes one by name."""
+
+    @property
+    def caches(self) -> Literal["mlx", "fake"]:
+        """What its engine's caches are made of, which decides how they are saved."""
+        ...
 
     def describe(self) -> ModelDescription:
         """Takes up to seconds, and is called in a thread of its own. Raises ModelError."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from scheduler.engine import builtin, description
 from scheduler.engine.blas import choose
@@ -37,6 +37,7 @@ class MlxSource:
 
     name: str
     blas: "Setting"
+    caches: Literal["mlx", "fake"] = "mlx"
 
     @property
     def folder(self) -> Path:

@@ -5,7 +5,7 @@ import pytest
 
 from journal import events
 from journal.events import Limits
-from scheduler.policy import MAX_ADMISSIONS
+from scheduler.admission import MAX_ADMISSIONS
 from scheduler.request import Phase
 from tests.unit.core_driver import LIMITS, MODEL, CoreDriver, engine_ready, only
 

@@ -1,0 +1,113 @@
+"""What events are made of: their base class, and the values inside their bodies.
+
+Bodies hold ids, counts, digests and the numbers that explain a choice, never text, tensors or
+token ids. Units: `_bytes` are bytes, `_ns` nanoseconds (durations are monotonic), `_tokens` and
+`num_*` are counts.
+"""
+
+import re
+from typing import ClassVar, Literal
+
+import msgspec
+
+
+def kind_of(name: str) -> str:
+    """The kind of the class with this name: `RequestReceived` is `request_received`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+Part = Literal["block", "state"]
+"""Which file of a block: its keys and values, or the state at its end."""
+
+LostReason = Literal["missing", "corrupt"]
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value inside an event's body."""
+
+
+class Event(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag=kind_of,
+):
+    """What all events share: `version` counts the meanings that the body of this kind has had."""
+
+    version: ClassVar[int] = 1
+
+
+class KvLimits(Body, frozen=True, kw_only=True):
+    """The settings of saved KV that `decide` reads. `state_every_blocks` 0: chosen by the model's
+    sizes.
+    """
+
+    block_tokens: int
+    max_bytes: int
+    memory_bytes: int
+    writing_bytes: int
+    reserve_bytes: int
+    max_age_ns: int
+    state_every_blocks: int
+    await_ns: int
+
+
+class Limits(Body, frozen=True, kw_only=True):
+    """The settings that `decide` reads, as they were at the start of a run (scheduler/settings.py
+    explains each).
+    """
+
+    max_rows: int
+    max_waiting: int
+    token_budget: int
+    chunk_tokens: int
+    chunk_tokens_beside_rows: int
+    default_max_tokens: int
+    ceiling_bytes: int | None
+    max_retries: int
+    max_deaths: int
+    kv: KvLimits | None = None
+
+
+class WindowLayers(Body, frozen=True, kw_only=True):
+    """Layers that attend to the last `window_tokens` only: their bytes stop growing there."""
+
+    bytes_per_token: int
+    window_tokens: int
+
+
+class ModelFacts(Body, frozen=True, kw_only=True):
+    """What the scheduler knows of the served model. Estimated from its files at first, measured
+    once it is loaded.
+    """
+
+    name: str
+    fingerprint: str
+    context_tokens: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_step_tokens: int
+    window_layers: tuple[WindowLayers, ...]
+    state_bytes: int
+    transient_bytes_per_token: int
+
+
+class RowEnd(Body, frozen=True, kw_only=True):
+    """A row whose request ended in this decode step, and why."""
+
+    number: int
+    reason: Literal["stop", "end_of_turn", "length"]
+
+
+class CapacityNumbers(Body, frozen=True, kw_only=True):
+    """The seven numbers that explain why a request never fits."""
+
+    prompt_tokens: int
+    max_tokens: int
+    required_bytes: int
+    capacity_bytes: int | None
+    weights_bytes: int
+    kv_bytes_per_token: int
+    max_context_tokens: int

@@ -1,0 +1,168 @@
+"""One frozen class per decision: something that `decide` chose."""
+
+from typing import Literal
+
+from journal.bodies import (
+    Body,
+    CapacityNumbers,
+    Event,
+    Part,
+)
+
+
+class RequestQueued(Event, frozen=True, kw_only=True):
+    """The request is taken: it will run. `max_tokens` is the limit that holds from here on."""
+
+    request_id: str
+    max_tokens: int
+    num_waiting: int
+
+
+class RequestRejected(Event, frozen=True, kw_only=True):
+    """The request is refused at arrival and leaves no trace but this."""
+
+    request_id: str
+    reason: Literal[
+        "context_length_exceeded", "max_tokens_exceeds_capacity", "queue_full", "server_stopping"
+    ]
+    numbers: CapacityNumbers | None
+    num_waiting: int
+
+
+class RequestAdmitted(Event, frozen=True, kw_only=True):
+    """The request gets a row: its upper bound of memory is reserved. `num_known_tokens` = prompt +
+    output so far.
+    """
+
+    request_id: str
+    number: int
+    num_known_tokens: int
+    num_cached_tokens: int
+    reserved_bytes: int
+    in_use_bytes: int
+    ceiling_bytes: int | None
+    num_admitted: int
+    solo: bool
+    num_blocks: int = 0
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    parted_because: str = "off"
+    waited_ns: int = 0
+
+
+class RequestDeferred(Event, frozen=True, kw_only=True):
+    """The head of the queue waits for a block that another request is computing, until a time at
+    most.
+    """
+
+    request_id: str
+    number: int
+    hash: str
+    computed_by: int
+    until_ns: int
+
+
+class PlannedBlock(Body, frozen=True, kw_only=True):
+    """What is to be saved of block `index` of a request."""
+
+    index: int
+    hash: str
+    part: Part
+
+
+class BlockSavePlanned(Event, frozen=True, kw_only=True):
+    """The engine is to hand these full blocks of a row to the writers."""
+
+    request_id: str
+    number: int
+    blocks: tuple[PlannedBlock, ...]
+
+
+class BlocksEvicted(Event, frozen=True, kw_only=True):
+    """Blocks, and states of blocks, that leave the disk after this commit. `freed_bytes` is their
+    recorded size.
+    """
+
+    domain: str
+    hashes: tuple[str, ...]
+    states: tuple[str, ...]
+    freed_bytes: int
+    reason: Literal["budget", "reserve", "age", "cleared", "never_matched", "bad"]
+
+
+class TierShrunk(Event, frozen=True, kw_only=True):
+    """Blocks that leave memory; their files stay."""
+
+    hashes: tuple[str, ...]
+    freed_bytes: int
+
+
+class PrefillChunkPlanned(Event, frozen=True, kw_only=True):
+    """The engine is to feed tokens `start` to `start + length` of the request. One chunk is
+    planned at a time.
+    """
+
+    request_id: str
+    number: int
+    chunk: int
+    start: int
+    length: int
+
+
+class PrefillChunkCommitted(Event, frozen=True, kw_only=True):
+    """The chunk counts: the row's caches hold exactly the first `num_cached_tokens` tokens."""
+
+    request_id: str
+    num_cached_tokens: int
+
+
+class BatchChanged(Event, frozen=True, kw_only=True):
+    """From its next launch on the engine decodes `numbers` together, until the next change."""
+
+    batch: int
+    numbers: tuple[int, ...]
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+class RequestRetried(Event, frozen=True, kw_only=True):
+    """A row that failed goes back to the queue with its tokens; its caches are dropped."""
+
+    request_id: str
+    number: int
+    retry: int
+
+
+class RequestFinished(Event, frozen=True, kw_only=True):
+    """The request reached its end: a stop string, the end of the turn, or its length."""
+
+    request_id: str
+    number: int
+    reason: Literal["stop", "end_of_turn", "length"]
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+class RequestCancelled(Event, frozen=True, kw_only=True):
+    """The request was ended from outside. `had_row`: it was in the engine, and its row is dropped
+    with it.
+    """
+
+    request_id: str
+    number: int
+    reason: Literal["cancel_requested", "client_gone"]
+    num_output_tokens: int
+    had_row: bool = False
+
+
+class RequestAborted(Event, frozen=True, kw_only=True):
+    """The server gave the request up, and says why. `had_row`: it was in the engine, and its row is
+    dropped with it.
+    """
+
+    request_id: str
+    number: int
+    reason: Literal["engine_failed", "server_deaths"]
+    detail: str
+    num_output_tokens: int
+    had_row: bool = False

@@ -1,0 +1,202 @@
+"""Who gets in: which arrivals are taken, and which of those that wait get a row.
+
+Helpers of `decide`, and as pure.
+"""
+
+from itertools import chain
+from typing import Literal
+
+from journal import events
+from journal.events import Decision
+from scheduler.draft import Draft, limits_of, model_of
+from scheduler.memory import capacity_numbers, row_bytes, rows_capacity_bytes
+from scheduler.prefix import Match
+from scheduler.request import Request
+from scheduler.saving import awaited, find_prefix, kv_of
+from scheduler.state import SchedulerState
+
+MAX_ADMISSIONS = 32
+"""Requests admitted in one step at most; the others are looked at again in the next one."""
+
+
+# Arrivals
+
+
+def judge_arrivals(state: SchedulerState, draft: Draft) -> None:
+    """Each arrival is taken or refused in the step that brought it."""
+    for number in state.arrivals:
+        if number not in draft.ended:
+            decision = judge(state, draft, state.requests[number])
+            if isinstance(decision, events.RequestQueued):
+                draft.queued[number] = decision.max_tokens
+            draft.decisions.append(decision)
+
+
+def judge(state: SchedulerState, draft: Draft, request: Request) -> Decision:
+    """What can never fit is refused before what could only not be taken now: the client must not
+    retry it.
+    """
+    num_waiting = len(state.waiting) + len(state.held) + len(draft.queued)
+    max_tokens = output_limit(state, request)
+    if request.num_prompt_tokens + 1 > state.max_context_tokens:
+        return refuse(state, request, "context_length_exceeded", num_waiting)
+    if request.num_prompt_tokens + max_tokens > state.max_context_tokens:
+        return refuse(state, request, "max_tokens_exceeds_capacity", num_waiting)
+    if state.stopping:
+        return turn_away(request, "server_stopping", num_waiting)
+    if num_waiting >= limits_of(state).max_waiting:
+        return turn_away(request, "queue_full", num_waiting)
+    return events.RequestQueued(
+        request_id=request.request_id, max_tokens=max_tokens, num_waiting=num_waiting
+    )
+
+
+def output_limit(state: SchedulerState, request: Request) -> int:
+    """The output that was asked for; when none was, the default, cut to what fits behind the
+    prompt.
+    """
+    if request.asked_max_tokens is not None:
+        return request.asked_max_tokens
+    room = state.max_context_tokens - request.num_prompt_tokens
+    return max(1, min(limits_of(state).default_max_tokens, room))
+
+
+def refuse(
+    state: SchedulerState,
+    request: Request,
+    reason: Literal["context_length_exceeded", "max_tokens_exceeds_capacity"],
+    num_waiting: int,
+) -> Decision:
+    """The refusal of a request that never fits, with the numbers that say why."""
+    prompt_tokens, max_tokens = request.num_prompt_tokens, output_limit(state, request)
+    return events.RequestRejected(
+        request_id=request.request_id,
+        reason=reason,
+        numbers=capacity_numbers(model_of(state), limits_of(state), prompt_tokens, max_tokens),
+        num_waiting=num_waiting,
+    )
+
+
+def turn_away(
+    request: Request, reason: Literal["queue_full", "server_stopping"], num_waiting: int
+) -> Decision:
+    """The refusal of a request that could be taken at another time."""
+    return events.RequestRejected(
+        request_id=request.request_id, reason=reason, numbers=None, num_waiting=num_waiting
+    )
+
+
+# Admission
+
+
+def admit(state: SchedulerState, draft: Draft) -> None:
+    """Admits in the order of arrival until one does not fit; nobody overtakes the head of the
+    queue.
+    """
+    limits = limits_of(state)
+    max_rows = 1 if state.one_row_only else limits.max_rows
+    rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
+    if len(rows) >= max_rows or any(row.solo for row in rows):
+        return
+    num_admitted = len(rows)
+    tokens = sum(row.num_prompt_tokens + row.max_tokens for row in rows)
+    in_use_bytes = state.reserved_bytes + state.index.writing_bytes
+    for number in chain(state.waiting, draft.queued):
+        if number in draft.ended:
+            continue
+        request = state.requests[number]
+        bound = request.num_prompt_tokens + draft.queued.get(number, request.max_tokens)
+        need_bytes = row_bytes(model_of(state), bound)
+        crowded = num_admitted > 0 and (request.solo or tokens + bound > limits.token_budget)
+        if crowded or exceeds(state, in_use_bytes + need_bytes):
+            return
+        found = find_prefix(state, request)
+        if waits_for_blocks(state, draft, request, found):
+            continue
+        draft.admitted.append(request)
+        draft.matched[number] = found.num_tokens
+        draft.decisions.append(
+            admission(state, request, found, need_bytes, in_use_bytes, num_admitted=num_admitted)
+        )
+        num_admitted += 1
+        tokens += bound
+        in_use_bytes += need_bytes
+        if num_admitted >= max_rows or request.solo or len(draft.admitted) == MAX_ADMISSIONS:
+            return
+
+
+def exceeds(state: SchedulerState, rows_bytes: int) -> bool:
+    """Whether rows of so many bytes are more than the ceiling leaves for them.
+
+    A request that exceeds it on an empty server was refused at its arrival or is held, so the head
+    of the queue gets in at some time.
+    """
+    capacity = rows_capacity_bytes(model_of(state), limits_of(state))
+    return capacity is not None and rows_bytes > capacity
+
+
+def waits_for_blocks(state: SchedulerState, draft: Draft, request: Request, found: Match) -> bool:
+    """Whether the request stays in the queue because another one is just computing its next block.
+
+    It waits for `kv.await_ns` at most, once, and those behind it pass.
+    """
+    computing = awaited(state, request, found) or twin_of(draft, request, found)
+    if computing == 0 or computing in draft.ended:
+        return False
+    if request.deferred_until_ns:
+        return state.now_ns < request.deferred_until_ns
+    kv = kv_of(state)
+    assert kv is not None, "blocks are named where they are saved"
+    draft.decisions.append(
+        events.RequestDeferred(
+            request_id=request.request_id,
+            number=request.number,
+            hash=found.parted_at,
+            computed_by=computing,
+            until_ns=state.now_ns + kv.await_ns,
+        )
+    )
+    return True
+
+
+def twin_of(draft: Draft, request: Request, found: Match) -> int:
+    """A request admitted in this very step that will compute this one's next block; 0 if there is
+    none.
+    """
+    at = found.num_blocks
+    if at >= len(request.hashes):
+        return 0
+    name = request.hashes[at]
+    others = (r.number for r in draft.admitted if len(r.hashes) > at and r.hashes[at] == name)
+    return next(others, 0)
+
+
+def admission(
+    state: SchedulerState,
+    request: Request,
+    found: Match,
+    need_bytes: int,
+    in_use_bytes: int,
+    *,
+    num_admitted: int,
+) -> Decision:
+    """The admission with the numbers that led to it: what is found is restored, the rest will be
+    fed.
+    """
+    waited_ns = state.now_ns - request.deferred_ns if request.deferred_ns else 0
+    return events.RequestAdmitted(
+        request_id=request.request_id,
+        number=request.number,
+        num_known_tokens=request.num_known_tokens,
+        num_cached_tokens=found.num_tokens,
+        reserved_bytes=need_bytes,
+        in_use_bytes=in_use_bytes,
+        ceiling_bytes=limits_of(state).ceiling_bytes,
+        num_admitted=num_admitted,
+        solo=request.solo,
+        num_blocks=found.num_blocks,
+        num_memory_tokens=found.num_memory_tokens,
+        num_disk_tokens=found.num_tokens - found.num_memory_tokens,
+        parted_because=found.because,
+        waited_ns=waited_ns,
+    )

@@ -1,0 +1,39 @@
+"""What the decisions of a step, so far, will have changed: the helpers of `decide` read it beside
+the state.
+"""
+
+from dataclasses import dataclass, field
+
+from journal.events import Decision, Limits, ModelFacts
+from scheduler.request import Request
+from scheduler.state import SchedulerState
+
+
+@dataclass(slots=True)
+class Draft:
+    """The decisions so far, and what of the state they will have changed."""
+
+    decisions: list[Decision] = field(default_factory=list[Decision])
+    ended: set[int] = field(default_factory=set[int])
+    """Numbers of requests that leave the engine or the queue. Asked for membership only, never
+    iterated.
+    """
+    committed: dict[int, int] = field(default_factory=dict[int, int])
+    """Cached tokens of a request whose chunk is committed in this step."""
+    admitted: list[Request] = field(default_factory=list[Request])
+    matched: dict[int, int] = field(default_factory=dict[int, int])
+    """Tokens that a request admitted in this step gets from saved blocks."""
+    queued: dict[int, int] = field(default_factory=dict[int, int])
+    """Requests that are taken in this step, with the limit of their output."""
+    chunk_open: bool = False
+    batch_is_empty: bool = True
+
+
+def limits_of(state: SchedulerState) -> Limits:
+    assert state.limits is not None, "server_started comes first"
+    return state.limits
+
+
+def model_of(state: SchedulerState) -> ModelFacts:
+    assert state.model is not None, "server_started comes first"
+    return state.model

@@ -1,0 +1,305 @@
+"""Saved KV as the loop and the engine meet it: the engine's port, and the loop's hand on the
+files.
+
+The engine's thread cuts blocks and fills rows; writers save; a thread reads ahead; one more looks
+at the files at the start and at the free space now and then. What comes of it reaches the loop as
+facts. The loop alone removes files, after the commit that says so.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from journal import events
+from journal.events import Fact, PlannedBlock
+from scheduler.engine.base import Caches, RestoreRow
+from scheduler.engine.model import ModelError
+from scheduler.kvcache.codec import BlockCodec, UnsupportedCache
+from scheduler.kvcache.naming import (
+    BlockFile,
+    BlockNamer,
+    KeptFile,
+    StateFile,
+    TailFile,
+    domain_digest,
+    load_key,
+)
+from scheduler.kvcache.readahead import Read
+from scheduler.kvcache.reconcile import Batch, reconcile
+from scheduler.kvcache.store import BlockStore, ReadFailed, Saved, SaveFailed
+from scheduler.kvcache.tier import MemoryTier
+from scheduler.kvcache.writers import (
+    SavingResumed,
+    SavingStopped,
+    WriterDied,
+    WriterResult,
+    Writers,
+)
+from scheduler.restoring import Restore
+from scheduler.settings import KvSettings
+
+log = structlog.get_logger(__name__)
+
+STATE_SUFFIX = ".state"
+
+
+class KvStore:
+    """See the module's text. Made before the model is loaded; `describe` says what its blocks are
+    called.
+    """
+
+    def __init__(
+        self,
+        state_folder: Path,
+        settings: KvSettings,
+        codec: BlockCodec,
+        *,
+        block_tokens: int,
+        fingerprint: str,
+        deliver: Callable[[Fact], None],
+    ) -> None:
+        self.settings = settings
+        self.codec = codec
+        self.block_tokens = block_tokens
+        self.fingerprint = fingerprint
+        self.deliver = deliver
+        self.secret = load_key(state_folder / "key").secret
+        self.store = BlockStore(state_folder / "kv", reserve_bytes=settings.reserve_bytes)
+        self.tier = MemoryTier(settings.memory_bytes, codec.size_of)
+        self.writers = Writers(
+            self.store,
+            self.written,
+            capacity_bytes=2 * settings.writing_bytes,
+            num_threads=settings.num_writers,
+            probe_interval_s=settings.probe_s,
+        )
+        self.domain = ""
+        self.closing = threading.Event()
+        self.swept = threading.Event()
+        self.keeper: threading.Thread | None = None
+
+    # The engine's thread
+
+    def describe(self, caches: Caches, num_tokens: int) -> str:
+        """See `KvPort.describe`."""
+        try:
+            layout = self.codec.describe(caches, num_tokens)
+        except UnsupportedCache as error:
+            raise ModelError(
+                f"the KV of this model cannot be saved: {error};"
+                " it can be served without saving (kv.enabled = false)"
+            ) from error
+        self.domain = domain_digest(self.fingerprint, layout, self.block_tokens)
+        self.swept.wait()
+        return self.domain
+
+    def save(self, caches: Caches, blocks: Sequence[PlannedBlock]) -> None:
+        """See `KvPort.save`."""
+        for planned in blocks:
+            end = (planned.index + 1) * self.block_tokens
+            if planned.part == "block":
+                block = self.codec.cut_block(caches, end - self.block_tokens, self.block_tokens)
+            else:
+                block = self.codec.cut_state(caches, end)
+            self.hand_over(planned, block)
+
+    def hand_over(self, planned: PlannedBlock, block: Any) -> None:
+        """Memory keeps the block, and a writer takes it, or the loop hears that none did."""
+        file = file_of(self.domain, planned.hash, is_state=planned.part == "state")
+        if self.settings.memory_bytes:
+            self.tier.put(file, block)
+        if not self.writers.offer(file, self.codec.tensors(block)):
+            self.deliver(
+                events.BlockSaveFailed(
+                    hash=planned.hash, part=planned.part, reason="not_taken", detail=""
+                )
+            )
+
+    def restore(
+        self,
+        caches: Caches,
+        command: RestoreRow,
+        num_room_tokens: int,
+        ready: Callable[[], None],
+    ) -> Restore:
+        """See `KvPort.restore`."""
+        return Restore(
+            command,
+            self.codec.filler(caches, num_room_tokens),
+            fetch=self.fetch,
+            used=self.used,
+            files=lambda name, is_state: file_of(self.domain, name, is_state=is_state),
+            block_tokens=self.block_tokens,
+            ready=ready,
+            end_thread=self.codec.end_thread,
+        )
+
+    def fetch(self, file: KeptFile) -> Read | ReadFailed:
+        """A block from memory or from its file. In a reader's thread, and in the engine's."""
+        block = self.tier.get(file)
+        if block is not None:
+            return Read(file, block, "memory", 0, self.codec.size_of(block))
+        return self.codec.read(self.store, file)
+
+    def used(self, found: Read) -> None:
+        """Memory keeps what a row was filled from."""
+        if self.settings.memory_bytes:
+            self.tier.put(found.file, found.block)
+
+    # Writers' threads
+
+    def written(self, result: WriterResult) -> None:
+        """What came of an offer, as a fact. Tails belong to a pause, and are no block."""
+        match result:
+            case Saved(file=TailFile()) | SaveFailed(file=TailFile()):
+                return
+            case Saved():
+                self.deliver(saved(result))
+            case SaveFailed():
+                self.deliver(save_failed(result))
+            case SavingStopped():
+                self.deliver(events.SavingStopped(reason=result.reason, detail=result.detail))
+            case SavingResumed():
+                self.deliver(events.SavingResumed(stopped_ns=result.stopped_ns))
+            case WriterDied():
+                log.error("a writer of blocks has a bug", error=result.error)
+
+    # The loop's thread
+
+    def names(self) -> tuple[BlockNamer, int]:
+        """What names blocks, and their tokens; once the model is loaded."""
+        assert self.domain, "the model is described first"
+        return BlockNamer(self.secret, self.domain), self.block_tokens
+
+    def begin(self, known: Mapping[str, int]) -> None:
+        """Starts looking after the files. `known` maps the paths of those that the journal knows
+        to their sizes.
+        """
+        self.keeper = threading.Thread(
+            target=self.look_after, args=(known,), name="fermata-kv", daemon=True
+        )
+        self.keeper.start()
+
+    def remove(self, domain: str, hashes: Iterable[str], states: Iterable[str]) -> None:
+        """Unlinks files whose eviction is committed; memory lets go of them too."""
+        for is_state, names in ((False, hashes), (True, states)):
+            for name in names:
+                file = file_of(domain, name, is_state=is_state)
+                self.tier.discard(file)
+                error = self.store.remove(file)
+                if error is not None:
+                    log.warning("a block's file stays", path=file.path, error=str(error))
+
+    def shrink(self, names: Iterable[str]) -> None:
+        """Memory lets go of these: hashes, and hashes with `.state` behind them."""
+        for name in names:
+            is_state = name.endswith(STATE_SUFFIX)
+            bare = name.removesuffix(STATE_SUFFIX)
+            self.tier.discard(file_of(self.domain, bare, is_state=is_state))
+
+    def close(self, limit_s: float) -> None:
+        """Waits for what the writers hold, at most so long, and ends the threads."""
+        self.closing.set()
+        unsaved = self.writers.close(limit_s)
+        if unsaved:
+            log.warning("blocks were not saved before the stop", count=len(unsaved))
+        if self.keeper is not None:
+            self.keeper.join()
+
+    # The keeper's thread
+
+    def look_after(self, known: Mapping[str, int]) -> None:
+        """Compares the files with the journal, then measures free space until the end."""
+        try:
+            for batch in reconcile(self.store, known):
+                self.reconciled(batch)
+                if self.closing.is_set():
+                    return
+        except OSError as error:
+            log.warning("the folder of saved KV cannot be read", error=str(error))
+        finally:
+            self.swept.set()
+        while not self.closing.is_set():
+            self.measure(0, 0)
+            self.closing.wait(self.settings.measure_s)
+
+    def measure(self, num_swept: int, swept_bytes: int) -> None:
+        """Reports the free space, if it can be read."""
+        try:
+            free_bytes = self.store.free_bytes()
+        except OSError as error:
+            log.warning("the free space for saved KV cannot be read", error=str(error))
+            return
+        self.deliver(
+            events.StoreMeasured(
+                free_bytes=free_bytes, num_swept=num_swept, swept_bytes=swept_bytes
+            )
+        )
+
+    def reconciled(self, batch: Batch) -> None:
+        """Blocks that are not as the journal knows them, and what was swept."""
+        if batch.vanished:
+            self.deliver(lost(batch.vanished, "missing"))
+        if batch.resized:
+            self.deliver(lost(batch.resized, "corrupt"))
+        if batch.num_swept or batch.num_temporary:
+            self.measure(batch.num_swept + batch.num_temporary, batch.swept_bytes)
+
+
+def file_of(domain: str, name: str, *, is_state: bool) -> KeptFile:
+    """The file of a block, or of the state at its end."""
+    return StateFile(domain, name) if is_state else BlockFile(domain, name)
+
+
+def saved(result: Saved) -> Fact:
+    """The fact of a file that is durable."""
+    return events.BlockSaved(
+        hash=hash_of(result.file),
+        part=part_of(result.file),
+        saved_bytes=result.file_bytes,
+        duration_ns=result.duration_ns,
+    )
+
+
+def save_failed(result: SaveFailed) -> Fact:
+    """The fact of a file that is not there."""
+    return events.BlockSaveFailed(
+        hash=hash_of(result.file),
+        part=part_of(result.file),
+        reason=result.kind,
+        detail=result.detail,
+    )
+
+
+def hash_of(file: KeptFile) -> str:
+    """The block's hash, of the block itself or of the state at its end."""
+    assert not isinstance(file, TailFile), "a tail has no hash"
+    return file.hash
+
+
+def part_of(file: KeptFile) -> events.Part:
+    """Which of a block's two files this is."""
+    return "state" if isinstance(file, StateFile) else "block"
+
+
+def lost(paths: Iterable[str], reason: events.LostReason) -> Fact:
+    """Files by their path below the store's folder, as blocks and states that are lost."""
+    names = [Path(path).name.removesuffix(".safetensors") for path in paths]
+    return events.BlocksLost(
+        hashes=tuple(name for name in names if not name.endswith(STATE_SUFFIX)),
+        states=tuple(n.removesuffix(STATE_SUFFIX) for n in names if n.endswith(STATE_SUFFIX)),
+        reason=reason,
+    )
+
+
+def known_files(blocks: Mapping[str, Any]) -> dict[str, int]:
+    """The paths and sizes of all files that the index knows."""
+    known: dict[str, int] = {}
+    for name, block in blocks.items():
+        known[BlockFile(block.domain, name).path] = block.block_bytes
+        if block.state_bytes:
+            known[StateFile(block.domain, name).path] = block.state_bytes
+    return known

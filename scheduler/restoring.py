@@ -1,0 +1,147 @@
+"""One row being filled from saved blocks, in the engine's thread, a block at a time."""
+
+import time
+from collections.abc import Callable
+
+from scheduler.engine.base import BadFile, RestoreRow, RowRestored
+from scheduler.kvcache.codec import Filler, WrongBlock
+from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
+from scheduler.kvcache.readahead import Fetch, Read, ReadAhead
+from scheduler.kvcache.store import ReadFailed, ReadFailure
+
+
+class Restore:
+    """See the module's text. `used` is told of each block that the row was filled from.
+
+    Where layers cannot be cut, the state of the deepest boundary follows the blocks. If a file is
+    bad, the row goes on from the last position before it that it can: the end of the last good
+    block, or the deepest good state.
+    """
+
+    def __init__(
+        self,
+        command: RestoreRow,
+        filler: Filler,
+        *,
+        fetch: Fetch,
+        used: Callable[[Read], None],
+        files: Callable[[str, bool], KeptFile],
+        block_tokens: int,
+        ready: Callable[[], None],
+        end_thread: Callable[[], None],
+    ) -> None:
+        self.command = command
+        self.filler = filler
+        self.fetch = fetch
+        self.used = used
+        self.files = files
+        self.block_tokens = block_tokens
+        self.begun_ns = time.monotonic_ns()
+        self.from_memory: list[bool] = []
+        self.read_bytes = 0
+        self.bad: list[BadFile] = []
+        wanted = [files(name, False) for name in command.hashes]
+        if command.states:
+            wanted.append(files(command.hashes[command.states[-1] - 1], True))
+        self.ahead = ReadAhead(fetch, wanted, ready, end_thread)
+
+    def advance(self, *, wait: bool) -> RowRestored | None:
+        """See `Restoring.advance`."""
+        found = self.ahead.take(wait=wait)
+        if found is None:
+            return None
+        if isinstance(found, ReadFailed):
+            self.note(found.file, found.kind, found.detail)
+            return self.finish_before()
+        if isinstance(found.file, StateFile):
+            return self.finish_at(self.command.states[-1], found)
+        if not self.fill(found):
+            return self.finish_before()
+        if len(self.from_memory) == len(self.command.hashes) and not self.command.states:
+            return self.finish(self.command.num_tokens, None)
+        return None
+
+    def close(self) -> None:
+        """See `Restoring.close`."""
+        self.ahead.close()
+
+    def fill(self, found: Read) -> bool:
+        """Copies one block. False, and nothing is changed, when it belongs to another layout."""
+        try:
+            self.filler.fill(found.block, self.block_tokens)
+        except WrongBlock as error:
+            self.note(found.file, "corrupt", str(error))
+            return False
+        self.from_memory.append(found.tier == "memory")
+        self.count(found)
+        return True
+
+    def count(self, found: Read) -> None:
+        """Notes where a block came from, and that it was used."""
+        if found.tier == "ssd":
+            self.read_bytes += found.num_bytes
+        self.used(found)
+
+    def finish_before(self) -> RowRestored:
+        """The row from what is good: all filled blocks, or the deepest state among them."""
+        num_blocks = len(self.from_memory)
+        if not self.command.states:
+            most = num_blocks * self.block_tokens
+            return self.finish(min(most, self.command.num_tokens), None)
+        for depth in reversed(self.command.states):
+            if depth > num_blocks or self.is_bad(depth):
+                continue
+            found = self.fetch(self.files(self.command.hashes[depth - 1], True))
+            if isinstance(found, ReadFailed):
+                self.note(found.file, found.kind, found.detail)
+                continue
+            return self.finish_at(depth, found)
+        return self.finish(0, None)
+
+    def finish_at(self, depth: int, state: Read) -> RowRestored:
+        """The row at a boundary, with its state; a shallower one when the state is another's."""
+        try:
+            self.filler.finish(depth * self.block_tokens, state.block)
+        except WrongBlock as error:
+            self.note(state.file, "corrupt", str(error))
+            return self.finish_before()
+        self.count(state)
+        return self.result(depth * self.block_tokens)
+
+    def finish(self, position: int, state: None) -> RowRestored:
+        """The row at this position; empty at 0."""
+        if position:
+            self.filler.finish(position, state)
+        return self.result(position)
+
+    def is_bad(self, depth: int) -> bool:
+        """Whether the state at this depth was tried already."""
+        name = self.command.hashes[depth - 1]
+        return any(bad.hash == name and bad.part == "state" for bad in self.bad)
+
+    def note(self, file: KeptFile, reason: ReadFailure, detail: str) -> None:
+        """A file that cannot be used."""
+        match file:
+            case BlockFile():
+                self.bad.append(BadFile(file.hash, "block", reason, detail))
+            case StateFile():
+                self.bad.append(BadFile(file.hash, "state", reason, detail))
+            case _:
+                raise AssertionError(f"{file.name} is in no chain")
+
+    def result(self, position: int) -> RowRestored:
+        """What came of it, with the tokens of each tier up to the position."""
+        self.ahead.close()
+        memory = disk = 0
+        for number, was_memory in enumerate(self.from_memory):
+            tokens = max(0, min(self.block_tokens, position - number * self.block_tokens))
+            memory, disk = memory + tokens * was_memory, disk + tokens * (not was_memory)
+        return RowRestored(
+            number=self.command.number,
+            num_tokens=position,
+            num_memory_tokens=memory,
+            num_disk_tokens=disk,
+            read_bytes=self.read_bytes,
+            duration_ns=time.monotonic_ns() - self.begun_ns,
+            bad=tuple(self.bad),
+        )
