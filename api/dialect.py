@@ -39,12 +39,12 @@ class Dialect(Protocol):
 
 
 def usage(end: StreamEnd) -> dict[str, object]:
-    """The token counts of an answer. Nothing is taken from a cache yet."""
+    """The token counts of an answer. Cached are those tokens of the prompt that were restored."""
     return {
         "prompt_tokens": end.num_prompt_tokens,
         "completion_tokens": end.num_output_tokens,
         "total_tokens": end.num_prompt_tokens + end.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": end.num_cached_prompt_tokens},
     }
 
 

@@ -1,6 +1,6 @@
 """`GET /metrics`: the scheduler's counts and HTTP's own, in the text format of Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import (
@@ -57,9 +57,25 @@ class SchedulerCollector:
             "fermata_requests_received", "Requests received.", metrics.requests_received
         )
         yield self._ends()
+        yield labelled(
+            "hit_tokens",
+            "Tokens of ended requests' prompts that were restored.",
+            "tier",
+            {"memory": metrics.memory_hit_tokens, "disk": metrics.disk_hit_tokens},
+        )
+        yield labelled("kv_evicted_blocks", "Blocks sent away.", "reason", metrics.evicted_blocks)
+        yield labelled("kv_save_failures", "Files not saved.", "reason", metrics.save_failures)
+        yield labelled("kv_bad_files", "Files that were unusable.", "reason", metrics.bad_files)
         for name, text, value in (
             ("prompt_tokens", "Tokens of the prompts received.", metrics.prompt_tokens),
-            ("prefilled_tokens", "Tokens fed by prefill.", metrics.prefilled_tokens),
+            (
+                "prefilled_tokens",
+                "Tokens of ended requests' prompts that were computed.",
+                metrics.prefilled_tokens,
+            ),
+            ("fed_tokens", "Tokens fed to the engine in chunks, also again.", metrics.fed_tokens),
+            ("kv_restores", "Rows filled from saved blocks.", metrics.restores),
+            ("kv_saved_blocks", "Blocks saved.", metrics.saved_blocks),
             ("output_tokens", "Tokens put out.", metrics.output_tokens),
             ("row_retries", "Rows that failed and were run again.", metrics.retries),
             ("steps", "Steps committed.", metrics.steps),
@@ -77,6 +93,10 @@ class SchedulerCollector:
             ("batch_rows", "Rows that are decoded together.", metrics.batch_rows),
             ("reserved_bytes", "Upper bound of the rows' memory.", metrics.reserved_bytes),
             ("active_bytes", "The allocator's last reading.", metrics.active_bytes),
+            ("kv_blocks", "Blocks on disk.", metrics.num_blocks),
+            ("kv_disk_bytes", "Saved KV on disk.", metrics.disk_bytes),
+            ("kv_memory_bytes", "Saved KV that memory holds too.", metrics.hot_bytes),
+            ("kv_writing_bytes", "KV in the writers' hands.", metrics.writing_bytes),
         ):
             yield GaugeMetricFamily(f"fermata_{name}", text, value)
         yield self._step_seconds()
@@ -103,3 +123,11 @@ class SchedulerCollector:
             buckets.append((name, total))
         family.add_metric((), buckets=buckets, sum_value=histogram.total / 1e9)
         return family
+
+
+def labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    """One counter for each value of a label."""
+    family = CounterMetricFamily(f"fermata_{name}", text, labels=(label,))
+    for value, count in sorted(counts.items()):
+        family.add_metric((value,), count)
+    return family

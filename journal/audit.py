@@ -31,8 +31,14 @@ class RequestFigures(msgspec.Struct, frozen=True):
     total_ms: int | None
     num_prompt_tokens: int
     num_cached_tokens: int | None
+    num_memory_tokens: int
+    num_disk_tokens: int
     num_prefilled_tokens: int
+    num_fed_tokens: int
     num_output_tokens: int | None
+    parted_because: str | None
+    parted_at_tokens: int | None
+    waited_for_blocks_ms: int
     asked_max_tokens: int | None
     max_tokens: int | None
     decode_tokens_per_s: float | None
@@ -61,6 +67,8 @@ class RunFigures(msgspec.Struct, frozen=True):
     model_name: str
     model_fingerprint: str
     one_row_only: int | None
+    kv_domain: str | None
+    kv_block_tokens: int | None
     policy_version: int
     code_digest: str
     platform: str
@@ -116,7 +124,53 @@ class Rejection(msgspec.Struct, frozen=True):
     ended_seq: int
 
 
-Figures = TypeVar("Figures", RequestFigures, RunFigures, MinuteFigures, Rejection)
+class CacheMiss(msgspec.Struct, frozen=True):
+    """A row of the view `cache_misses`."""
+
+    number: int
+    request_id: str
+    received_at: str
+    num_prompt_tokens: int
+    num_memory_tokens: int
+    num_disk_tokens: int
+    num_prefilled_tokens: int
+    parted_at_tokens: int | None
+    parted_because: str | None
+    waited_for_blocks_ms: int
+    phase: str
+
+
+class CacheHits(msgspec.Struct, frozen=True):
+    """A row of the view `cache_hits`."""
+
+    hour_at: str
+    model_fingerprint: str
+    model_name: str
+    num_requests: int
+    num_prompt_tokens: int
+    num_memory_tokens: int
+    num_disk_tokens: int
+    num_prefilled_tokens: int
+    hit_rate: float | None
+
+
+class BlockFigures(msgspec.Struct, frozen=True):
+    """A row of the view `blocks`."""
+
+    hash: str
+    domain: str
+    parent: str
+    end_tokens: int
+    block_bytes: int
+    state_bytes: int
+    planned_at: str
+    saved_at: str | None
+    last_use_at: str | None
+
+
+Figures = TypeVar(
+    "Figures", RequestFigures, RunFigures, MinuteFigures, Rejection, CacheMiss, BlockFigures
+)
 
 
 def requests(reader: JournalReader) -> Iterator[RequestFigures]:
@@ -137,6 +191,24 @@ def throughput(reader: JournalReader) -> Iterator[MinuteFigures]:
 def rejections(reader: JournalReader) -> Iterator[Rejection]:
     """All rejected requests, in the order of arrival."""
     return _rows(reader, Rejection, "rejections", "number", 0)
+
+
+def cache_misses(reader: JournalReader) -> Iterator[CacheMiss]:
+    """All requests that were admitted, in the order of arrival."""
+    return _rows(reader, CacheMiss, "cache_misses", "number", 0)
+
+
+def cache_hits(reader: JournalReader) -> list[CacheHits]:
+    """All hours and models, the oldest first: one read, since the view is a sum over requests."""
+    names = ", ".join(CacheHits.__struct_fields__)
+    query = f"SELECT {names} FROM cache_hits ORDER BY hour_at, model_fingerprint"
+    with reader.transaction() as run:
+        return [CacheHits(*row) for row in run(query).fetchall()]
+
+
+def blocks(reader: JournalReader) -> Iterator[BlockFigures]:
+    """All blocks, in the order of their hashes."""
+    return _rows(reader, BlockFigures, "blocks", "hash", "")
 
 
 def _rows(

@@ -35,7 +35,15 @@ _SIDE_BYTES = (
     " + (SELECT coalesce(sum(length(body)), 0) FROM snapshots)"
 )
 
-_COPIED_TABLES = ("token_ids", "request_parameters", "request", "run", "minute", "alembic_version")
+_COPIED_TABLES = (
+    "token_ids",
+    "request_parameters",
+    "request",
+    "run",
+    "minute",
+    "block",
+    "alembic_version",
+)
 _EMPTY_TABLES = ("events", "step_tokens", "snapshots", "carried_rows")
 
 

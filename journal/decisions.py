@@ -32,6 +32,11 @@ class RequestRejected(Event, frozen=True, kw_only=True):
 class RequestAdmitted(Event, frozen=True, kw_only=True):
     """The request gets a row: its upper bound of memory is reserved. `num_known_tokens` = prompt +
     output so far.
+
+    It starts from `num_cached_tokens` tokens in `num_blocks` saved blocks, of which `last_hash` is
+    the last. `parted_at_tokens` is where its tokens parted from the nearest known chain, and
+    `parted_because` why no more of it is used; `waited_ns` is how long it has waited for blocks of
+    another request.
     """
 
     request_id: str
@@ -48,6 +53,8 @@ class RequestAdmitted(Event, frozen=True, kw_only=True):
     num_disk_tokens: int = 0
     parted_because: str = "off"
     waited_ns: int = 0
+    parted_at_tokens: int = 0
+    last_hash: str = ""
 
 
 class RequestDeferred(Event, frozen=True, kw_only=True):
@@ -63,11 +70,12 @@ class RequestDeferred(Event, frozen=True, kw_only=True):
 
 
 class PlannedBlock(Body, frozen=True, kw_only=True):
-    """What is to be saved of block `index` of a request."""
+    """What is to be saved of block `index` of a request; `parent` is the block before it."""
 
     index: int
     hash: str
     part: Part
+    parent: str = ""
 
 
 class BlockSavePlanned(Event, frozen=True, kw_only=True):
@@ -134,13 +142,20 @@ class RequestRetried(Event, frozen=True, kw_only=True):
 
 
 class RequestFinished(Event, frozen=True, kw_only=True):
-    """The request reached its end: a stop string, the end of the turn, or its length."""
+    """The request reached its end: a stop string, the end of the turn, or its length.
+
+    Its prompt is what its row got from memory, from disk and by prefill, in the admission that led
+    to its end. The other ends have the same three numbers, which then may be less than the prompt.
+    """
 
     request_id: str
     number: int
     reason: Literal["stop", "end_of_turn", "length"]
     num_prompt_tokens: int
     num_output_tokens: int
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_prefilled_tokens: int = 0
 
 
 class RequestCancelled(Event, frozen=True, kw_only=True):
@@ -153,6 +168,9 @@ class RequestCancelled(Event, frozen=True, kw_only=True):
     reason: Literal["cancel_requested", "client_gone"]
     num_output_tokens: int
     had_row: bool = False
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_prefilled_tokens: int = 0
 
 
 class RequestAborted(Event, frozen=True, kw_only=True):
@@ -166,3 +184,6 @@ class RequestAborted(Event, frozen=True, kw_only=True):
     detail: str
     num_output_tokens: int
     had_row: bool = False
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_prefilled_tokens: int = 0

@@ -129,6 +129,13 @@ class ChainRestored(Event, frozen=True, kw_only=True):
     read_bytes: int
     duration_ns: int
 
+    def of_prompt(self, num_prompt_tokens: int) -> tuple[int, int]:
+        """How many of the prompt's tokens came from memory, and from disk. A request that goes on
+        after a restart restores output as well.
+        """
+        memory = min(self.num_memory_tokens, num_prompt_tokens)
+        return memory, min(self.num_disk_tokens, num_prompt_tokens - memory)
+
 
 class BlockCorrupt(Event, frozen=True, kw_only=True):
     """A file that should be read cannot be used. It is forgotten, and the chain ends before it."""

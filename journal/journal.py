@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from journal import queries
+from journal.changes import write_changes
 from journal.compaction import Compaction, compaction_point
 from journal.database import Database, Durability, translated
 from journal.errors import JournalFull
@@ -31,9 +32,6 @@ from journal.statements import (
     INSERT_EVENT,
     INSERT_PARAMETERS,
     INSERT_TOKEN_IDS,
-    PUT_MINUTE,
-    PUT_REQUEST,
-    PUT_RUN,
     PUT_SNAPSHOT,
 )
 from journal.tokens import NO_ROWS, Logprobs, SideRows
@@ -158,13 +156,7 @@ class Journal(Positioned):
                 self._outputs.write_step(record.seq, record.event, tokens, requests)
 
     def _write_changes(self, changes: Changes) -> None:
-        for statement, rows in (
-            (PUT_REQUEST, changes.requests),
-            (PUT_RUN, changes.runs),
-            (PUT_MINUTE, changes.minutes),
-        ):
-            if rows:
-                self._run(statement, [msgspec.structs.astuple(row) for row in rows.values()])
+        write_changes(self._run, changes)
         for number in changes.ended:
             self._outputs.end(number)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from journal.blocks import BlockRow, apply
 from journal.database import Durability
 from journal.errors import JournalError
 from journal.events import Decision, Fact, Record, ServerStarted, StateCarried, TokensDecoded
@@ -28,6 +29,7 @@ class MemoryJournal(Positioned):
         self.requests: dict[int, RequestRow] = {}
         self.runs: dict[int, RunRow] = {}
         self.minutes: dict[int, MinuteRow] = {}
+        self.blocks: dict[str, BlockRow] = {}
         self._records: list[Record] = []
         self._prompts: dict[str, bytes] = {}
         self._parameters: dict[str, bytes] = {}
@@ -66,6 +68,8 @@ class MemoryJournal(Positioned):
             self.requests.update(changes.requests)
             self.runs.update(changes.runs)
             self.minutes.update(changes.minutes)
+            for change in changes.blocks:
+                apply(self.blocks, change)
         self._records.extend(records)
         self.commits[durability] += 1
         self.last = Position(records[-1].seq, step, at_ns, records[-1].run_id)

@@ -2,10 +2,16 @@
 
 from importlib.util import find_spec
 
+import msgspec
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection
 
+from journal.changes import write_changes
+from journal.database import Run
+from journal.queries import read_records
+from journal.rebuild import Rebuild, load_base
+from journal.statements import INSERT_BLOCK
 from journal.tables import SCHEMA
 
 
@@ -20,3 +26,24 @@ def upgrade(connection: Connection) -> None:
     config.set_main_option("script_location", folder)
     config.attributes["connection"] = connection
     command.upgrade(config, SCHEMA)
+    fold_again(connection.exec_driver_sql)
+
+
+def fold_again(run: Run) -> None:
+    """Writes the rows of the projections as this release folds them: a column that is new is filled
+    from the events that are there.
+    """
+    run("DELETE FROM block")
+    rebuild = Rebuild(load_base(run))
+    for row in rebuild.blocks.values():
+        run(INSERT_BLOCK, msgspec.structs.astuple(row))
+    last_seq = 0
+    for record in read_records(run, 0, None):
+        last_seq = record.seq
+        changes = rebuild.apply(record)
+        if changes is not None:
+            write_changes(run, changes)
+    rebuild.projection.flush()
+    changes = rebuild.projection.take_changes(last_seq)
+    if changes is not None:
+        write_changes(run, changes)

@@ -10,6 +10,7 @@ is over. So a decode step costs no row, and after a crash the steps behind the n
 from typing import assert_never
 
 from journal import events
+from journal.blocks import changes_of
 from journal.events import AnyEvent, Record
 from journal.rows import Changes, MinuteRow, OpenRows, RequestRow, RunRow, request_row, run_row
 
@@ -61,6 +62,7 @@ class Projection:
         else:
             self._changed = True
             self._apply_change(record, record.event, minute)
+            self._tell_blocks(record)
         self.last_at_ns = record.at_ns
 
     def take_changes(self, through_seq: int) -> Changes | None:
@@ -95,7 +97,10 @@ class Projection:
             for number, count in zip(event.numbers, event.counts, strict=True):
                 if count and number in self._awaiting:
                     self._awaiting.discard(number)
-                    self._touch(number).first_token_ns = record.at_ns
+                    row = self._touch(number)
+                    row.first_token_ns = record.at_ns
+                    # The step has fed the prompt's last token.
+                    row.num_prefilled_tokens += 1
 
     def _touch(self, number: int) -> RequestRow:
         row = self.requests[number]
@@ -107,6 +112,11 @@ class Projection:
         """The row of an open request, marked as changed. Facts may name one that has ended."""
         number = self.numbers.get(request_id)
         return None if number is None else self._touch(number)
+
+    def _tell_blocks(self, record: Record) -> None:
+        run = self.run
+        domain, block_tokens = (None, None) if run is None else (run.kv_domain, run.kv_block_tokens)
+        self._changes.blocks += changes_of(record, domain, block_tokens)
 
     def _apply_change(  # noqa: C901, PLR0912 - the one dispatch over the closed union
         self, record: Record, event: AnyEvent, minute: MinuteRow
@@ -131,6 +141,10 @@ class Projection:
                 self._chunk_planned(record, event)
             case events.PrefillChunkDone():
                 self._chunk_done(event, minute)
+            case events.PrefillChunkCommitted():
+                self._chunk_committed(event)
+            case events.ChainRestored():
+                self._restored(event)
             case events.BatchChanged():
                 self._batch_changed(record, event)
             case events.RequestRetried():
@@ -147,7 +161,6 @@ class Projection:
                 self._aborted(record, event, minute)
             case (
                 events.StateCarried()
-                | events.PrefillChunkCommitted()
                 | events.KvFreed()
                 | events.EngineFailed()
                 | events.ClientGone()
@@ -158,7 +171,6 @@ class Projection:
                 | events.BlockSaveFailed()
                 | events.SavingStopped()
                 | events.SavingResumed()
-                | events.ChainRestored()
                 | events.BlockCorrupt()
                 | events.BlocksLost()
                 | events.StoreMeasured()
@@ -181,6 +193,7 @@ class Projection:
         for row in self.requests.values():
             if row.phase != "waiting":
                 row.phase = "waiting"
+                _forget_row(row)
                 row.num_recoveries += 1
                 row.num_deaths += int(killed)
                 self._changes.requests[row.number] = row
@@ -194,6 +207,7 @@ class Projection:
         self.run.one_row_only = int(event.one_row_only)
         self.run.load_duration_ns = event.load_ns
         self.run.model_fingerprint = event.model.fingerprint
+        self.run.kv_domain = event.kv_domain or None
         self._changes.runs[self.run.run_id] = self.run
 
     def _end_run(self, at_ns: int, ended_by: str, reason: str | None) -> None:
@@ -234,9 +248,12 @@ class Projection:
             row.phase = "prefilling"
             row.num_admissions += 1
             row.reserved_bytes = event.reserved_bytes
+            row.num_cached_tokens = event.num_cached_tokens
+            row.parted_because = event.parted_because
+            row.parted_at_tokens = event.parted_at_tokens
+            row.waited_ns = event.waited_ns
             if row.admitted_ns is None:
                 row.admitted_ns = record.at_ns
-                row.num_cached_tokens = event.num_cached_tokens
 
     def _chunk_planned(self, record: Record, event: events.PrefillChunkPlanned) -> None:
         row = self._find(event.request_id)
@@ -249,8 +266,20 @@ class Projection:
         minute.prefill_duration_ns += event.duration_ns
         row = self._find(event.request_id)
         if row is not None:
-            row.num_prefilled_tokens += event.length
+            row.num_fed_tokens += event.length
             row.prefill_duration_ns += event.duration_ns
+
+    def _restored(self, event: events.ChainRestored) -> None:
+        """What an admission has promised comes, or less of it."""
+        row = self._find(event.request_id)
+        if row is not None and row.phase == "prefilling" and row.num_cached_tokens:
+            row.num_memory_tokens, row.num_disk_tokens = event.of_prompt(row.num_prompt_tokens)
+
+    def _chunk_committed(self, event: events.PrefillChunkCommitted) -> None:
+        row = self._find(event.request_id)
+        if row is not None:
+            held = min(event.num_cached_tokens, row.num_prompt_tokens)
+            row.num_prefilled_tokens = held - row.num_memory_tokens - row.num_disk_tokens
 
     def _batch_changed(self, record: Record, event: events.BatchChanged) -> None:
         for number in event.joined:
@@ -265,6 +294,7 @@ class Projection:
         row = self._find(event.request_id)
         if row is not None:
             row.phase = "waiting"
+            _forget_row(row)
             row.num_retries = event.retry
             self._awaiting.discard(row.number)
 
@@ -291,3 +321,10 @@ class Projection:
         self._awaiting.discard(row.number)
         del self.requests[row.number]
         del self.numbers[request_id]
+
+
+def _forget_row(row: RequestRow) -> None:
+    """What the request held in the engine is gone with its row."""
+    row.num_memory_tokens = 0
+    row.num_disk_tokens = 0
+    row.num_prefilled_tokens = 0

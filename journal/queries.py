@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import Table
 
 from journal import tables
+from journal.blocks import BlockRow
 from journal.codec import decode_event, encode_event
 from journal.database import Run
 from journal.events import AnyEvent, Record, TokensDecoded
@@ -32,7 +33,7 @@ REMOVE_ORPHANS = (
     "DELETE FROM step_tokens WHERE seq NOT IN (SELECT seq FROM events)",
 )
 
-Row = TypeVar("Row", RequestRow, RunRow, MinuteRow)
+Row = TypeVar("Row", RequestRow, RunRow, MinuteRow, BlockRow)
 
 
 def record_of(row: Sequence[Any]) -> Record:

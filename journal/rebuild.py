@@ -7,6 +7,7 @@ A journal that was compacted begins with state_carried. What the rows were there
 
 import msgspec
 
+from journal.blocks import BlockRow, apply
 from journal.database import Run
 from journal.events import Record, TokensDecoded
 from journal.projections import Projection
@@ -14,12 +15,13 @@ from journal.rows import Changes, OpenRows
 
 
 class Base(msgspec.Struct, kw_only=True):
-    """Where a rebuild starts: the open rows, and how many tokens each open request had, by its
-    number.
+    """Where a rebuild starts: the open rows, how many tokens each open request had, by its number,
+    and the blocks.
     """
 
     rows: OpenRows
     counts: dict[int, int]
+    blocks: list[BlockRow] = []
 
 
 EMPTY = Base(rows=OpenRows(requests=[], run=None, minute=None, last_at_ns=0), counts={})
@@ -38,6 +40,7 @@ class Rebuild:
         self.projection = Projection()
         self.projection.restore(base.rows)
         self.counts = dict(base.counts)
+        self.blocks = {row.hash: row for row in base.blocks}
 
     def apply(self, record: Record) -> Changes | None:
         """Folds one record and returns the rows that it changed."""
@@ -46,9 +49,13 @@ class Rebuild:
                 if count:
                     self.counts[number] = self.counts.get(number, 0) + count
         self.projection.apply(record)
-        return self.projection.take_changes(record.seq)
+        changes = self.projection.take_changes(record.seq)
+        for change in changes.blocks if changes is not None else ():
+            apply(self.blocks, change)
+        return changes
 
     def base(self) -> Base:
         """What a rebuild from here on starts from."""
         counts = {number: self.counts.get(number, 0) for number in self.projection.requests}
-        return Base(rows=self.projection.open_rows(), counts=counts)
+        blocks = list(self.blocks.values())
+        return Base(rows=self.projection.open_rows(), counts=counts, blocks=blocks)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from journal import events
+from journal.blocks import BlockChange
 from journal.events import Record
 
 
@@ -36,7 +37,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     asked_max_tokens: int | None
     max_tokens: int | None = None
     num_cached_tokens: int | None = None
-    num_prefilled_tokens: int = 0
+    num_fed_tokens: int = 0
     num_output_tokens: int | None = None
     prefill_duration_ns: int = 0
     reserved_bytes: int | None = None
@@ -48,6 +49,12 @@ class RequestRow(msgspec.Struct, kw_only=True):
     num_retries: int = 0
     num_recoveries: int = 0
     num_deaths: int = 0
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_prefilled_tokens: int = 0
+    parted_because: str | None = None
+    parted_at_tokens: int | None = None
+    waited_ns: int = 0
 
 
 class RunRow(msgspec.Struct, kw_only=True):
@@ -76,6 +83,8 @@ class RunRow(msgspec.Struct, kw_only=True):
     versions: str
     limits: str
     configuration: str
+    kv_domain: str | None = None
+    kv_block_tokens: int | None = None
 
 
 class MinuteRow(msgspec.Struct, kw_only=True):
@@ -111,12 +120,15 @@ class OpenRows(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Changes:
-    """The rows to write, by key. `ended` are the numbers of the requests that ended."""
+    """The rows to write, by key. `ended` are the numbers of the requests that ended. `blocks` is
+    what happened to blocks, in order.
+    """
 
     requests: dict[int, RequestRow] = field(default_factory=dict[int, RequestRow])
     runs: dict[int, RunRow] = field(default_factory=dict[int, RunRow])
     minutes: dict[int, MinuteRow] = field(default_factory=dict[int, MinuteRow])
     ended: list[int] = field(default_factory=list[int])
+    blocks: list[BlockChange] = field(default_factory=list[BlockChange])
 
 
 def _json(value: object) -> str:
@@ -143,6 +155,7 @@ def run_row(record: Record, event: events.ServerStarted) -> RunRow:
         versions=_json(event.versions),
         limits=_json(event.limits),
         configuration=_json(event.configuration),
+        kv_block_tokens=event.limits.kv.block_tokens if event.limits.kv is not None else None,
     )
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 """The newest revision in migrations/versions."""
 
 metadata = MetaData()
@@ -106,7 +106,7 @@ request = Table(
     Column("asked_max_tokens", Integer),
     Column("max_tokens", Integer),
     Column("num_cached_tokens", Integer),
-    Column("num_prefilled_tokens", Integer, nullable=False),
+    Column("num_fed_tokens", Integer, nullable=False),
     Column("num_output_tokens", Integer),
     Column("prefill_duration_ns", Integer, nullable=False),
     Column("reserved_bytes", Integer),
@@ -118,6 +118,12 @@ request = Table(
     Column("num_retries", Integer, nullable=False),
     Column("num_recoveries", Integer, nullable=False),
     Column("num_deaths", Integer, nullable=False),
+    Column("num_memory_tokens", Integer, nullable=False, server_default="0"),
+    Column("num_disk_tokens", Integer, nullable=False, server_default="0"),
+    Column("num_prefilled_tokens", Integer, nullable=False, server_default="0"),
+    Column("parted_because", Text),
+    Column("parted_at_tokens", Integer),
+    Column("waited_ns", Integer, nullable=False, server_default="0"),
     # A start reads the open requests only, whatever the number of those that ended.
     Index("request_open", "number", sqlite_where=text("outcome IS NULL")),
     sqlite_strict=True,
@@ -149,6 +155,25 @@ run = Table(
     Column("versions", Text, nullable=False),
     Column("limits", Text, nullable=False),
     Column("configuration", Text, nullable=False),
+    Column("kv_domain", Text),
+    Column("kv_block_tokens", Integer),
+    sqlite_strict=True,
+)
+
+block = Table(
+    "block",
+    metadata,
+    Column("hash", Text, primary_key=True),
+    Column("domain", Text, nullable=False),
+    Column("parent", Text, nullable=False),
+    Column("end_tokens", Integer, nullable=False),
+    Column("block_bytes", Integer, nullable=False),
+    Column("state_bytes", Integer, nullable=False),
+    Column("planned_ns", Integer, nullable=False),
+    Column("saved_ns", Integer),
+    Column("last_use_ns", Integer),
+    # A start removes what the run before has left half written, whatever the number of blocks.
+    Index("block_planned", "hash", sqlite_where=text("saved_ns IS NULL")),
     sqlite_strict=True,
 )
 

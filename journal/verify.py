@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from journal import queries, tables
+from journal.blocks import BlockRow
 from journal.database import Run, schema_of
 from journal.errors import UnreadableEvent
 from journal.events import Record, StateCarried
@@ -99,9 +100,11 @@ def _projections(run: Run) -> Iterator[str]:
     rebuilt = rebuild.projection.open_rows()
     yield from _compare("run", rebuilt.run, stored.run)
     yield from _compare("minute", rebuilt.minute, stored.minute)
+    yield from _blocks(run, rebuild.blocks)
     for row in rebuilt.requests:
         other = next((other for other in stored.requests if other.number == row.number), None)
         yield from _compare("request", row, other)
+        yield from _balance(row)
         yield from _tokens(run, row, rebuild.counts.get(row.number, 0))
     if len(stored.requests) != len(rebuilt.requests):
         yield f"request: {len(stored.requests)} are open, rebuilt {len(rebuilt.requests)}"
@@ -112,6 +115,7 @@ def _final_rows(run: Run, rebuild: Rebuild, changes: Changes) -> Iterator[str]:
         row = changes.requests[number]
         stored = queries.select_rows(run, tables.request, RequestRow, "WHERE number = ?", (number,))
         yield from _compare("request", row, stored[0] if stored else None)
+        yield from _balance(row)
         yield from _tokens(run, row, rebuild.counts.pop(number, 0))
     for row in changes.runs.values():
         if row is not rebuild.projection.run:
@@ -125,10 +129,26 @@ def _final_rows(run: Run, rebuild: Rebuild, changes: Changes) -> Iterator[str]:
             yield from _compare("minute", row, stored[0] if stored else None)
 
 
+def _blocks(run: Run, rebuilt: dict[str, BlockRow]) -> Iterator[str]:
+    """All blocks: they have no final rows, since each may be used or go at any time."""
+    stored = {row.hash: row for row in queries.select_rows(run, tables.block, BlockRow, "")}
+    for name in sorted(rebuilt.keys() | stored.keys()):
+        yield from _compare("block", rebuilt.get(name), stored.get(name))
+
+
+def _balance(row: RequestRow) -> Iterator[str]:
+    """A prompt is what came from memory, from disk and by prefill, once its request is whole."""
+    parts = (row.num_memory_tokens, row.num_disk_tokens, row.num_prefilled_tokens)
+    total, most = sum(parts), row.num_prompt_tokens
+    if min(parts) < 0 or total > most or (row.outcome == "finished" and total != most):
+        words = "{} from memory, {} from disk and {} prefilled".format(*parts)
+        yield f"request {row.number}: {words} are not its prompt of {most} tokens"
+
+
 def _compare(
     table: str,
-    rebuilt: RequestRow | RunRow | MinuteRow | None,
-    stored: RequestRow | RunRow | MinuteRow | None,
+    rebuilt: RequestRow | RunRow | MinuteRow | BlockRow | None,
+    stored: RequestRow | RunRow | MinuteRow | BlockRow | None,
 ) -> Iterator[str]:
     """Every column but `through_seq`, which says when a row was written and not what happened."""
     if rebuilt is None or stored is None:

@@ -199,4 +199,6 @@ def admission(
         num_disk_tokens=found.num_tokens - found.num_memory_tokens,
         parted_because=found.because,
         waited_ns=waited_ns,
+        parted_at_tokens=found.parted_at_tokens,
+        last_hash=request.hashes[found.num_blocks - 1] if found.num_blocks else "",
     )

@@ -204,8 +204,8 @@ def chain_restored(state: SchedulerState, event: events.ChainRestored) -> None:
     enter(request, "chain_restored")
     request.restoring = False
     request.num_cached_tokens = event.num_tokens
-    request.num_memory_tokens = event.num_memory_tokens
-    request.num_disk_tokens = event.num_disk_tokens
+    prompt = request.num_prompt_tokens
+    request.num_memory_tokens, request.num_disk_tokens = event.of_prompt(prompt)
     block_tokens = block_tokens_of(state)
     for name in request.hashes[: -(-event.num_tokens // block_tokens)]:
         if name in state.index.blocks:

@@ -131,6 +131,7 @@ class EndRequest:
     reason: str
     detail: str
     num_output_tokens: int
+    num_cached_prompt_tokens: int = 0
 
 
 EngineEffect = StartRow | RestoreRow | SaveBlocks | RunChunk | SetBatch | DropRow
@@ -186,7 +187,15 @@ def end_of(
         outcome = "cancelled"
     elif isinstance(event, events.RequestAborted):
         outcome, detail = "aborted", event.detail
-    return EndRequest(seq, event.request_id, outcome, event.reason, detail, event.num_output_tokens)
+    return EndRequest(
+        seq,
+        event.request_id,
+        outcome,
+        event.reason,
+        detail,
+        event.num_output_tokens,
+        event.num_memory_tokens + event.num_disk_tokens,
+    )
 
 
 def engine_effects_of(state: SchedulerState, record: Record) -> list[Effect]:

@@ -89,6 +89,7 @@ def end_of(row: RequestRow) -> StreamEnd:
         detail=row.detail or "",
         num_prompt_tokens=row.num_prompt_tokens,
         num_output_tokens=row.num_output_tokens or 0,
+        num_cached_prompt_tokens=row.num_memory_tokens + row.num_disk_tokens,
     )
 
 
@@ -104,6 +105,8 @@ def view_row(row: RequestRow) -> RequestView:
         num_prompt_tokens=row.num_prompt_tokens,
         num_output_tokens=row.num_output_tokens or 0,
         num_cached_tokens=row.num_cached_tokens or 0,
+        num_memory_tokens=row.num_memory_tokens,
+        num_disk_tokens=row.num_disk_tokens,
         max_tokens=row.max_tokens or 0,
         reserved_bytes=0,
         received_at_ns=row.received_ns,

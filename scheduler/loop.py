@@ -231,6 +231,7 @@ class Loop:
             detail=effect.detail,
             num_prompt_tokens=0 if known is None else known.num_prompt_tokens,
             num_output_tokens=effect.num_output_tokens,
+            num_cached_prompt_tokens=effect.num_cached_prompt_tokens,
         )
 
     def observe(self, records: list[Record], began_ns: int) -> None:

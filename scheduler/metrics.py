@@ -9,6 +9,8 @@ from journal import events
 from journal.events import AnyEvent, Record
 from scheduler.state import SchedulerState
 
+End = events.RequestFinished | events.RequestCancelled | events.RequestAborted
+
 STEP_BOUNDS_NS = (
     100_000,
     250_000,
@@ -44,15 +46,26 @@ class Metrics:
     """Counts since the process began, except where a name says otherwise.
 
     `requests_ended` counts by outcome and reason, as in "finished:length" or
-    "rejected:queue_full". `prefilled_tokens` are those that the engine fed, also again;
-    `step_ns` is what scheduler and journal took for a step. Gauges: `num_waiting` (held ones with
-    them), `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`.
+    "rejected:queue_full". Of the prompts of ended requests so many tokens came from memory, from
+    disk, and by prefill: for finished ones that is the whole prompt. `fed_tokens` are those that
+    the engine fed in chunks, also again. `evicted_blocks`, `save_failures` and `bad_files` count by
+    reason. `step_ns` is what scheduler and journal took for a step. Gauges: `num_waiting` (held
+    ones with them), `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`, and those of
+    saved KV: `num_blocks`, `disk_bytes`, `hot_bytes` (in memory), `writing_bytes`.
     """
 
     requests_received: int = 0
     requests_ended: Counter[str] = field(default_factory=Counter[str])
     prompt_tokens: int = 0
+    memory_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
     prefilled_tokens: int = 0
+    fed_tokens: int = 0
+    restores: int = 0
+    evicted_blocks: Counter[str] = field(default_factory=Counter[str])
+    saved_blocks: int = 0
+    save_failures: Counter[str] = field(default_factory=Counter[str])
+    bad_files: Counter[str] = field(default_factory=Counter[str])
     output_tokens: int = 0
     retries: int = 0
     steps: int = 0
@@ -66,6 +79,10 @@ class Metrics:
     batch_rows: int = 0
     reserved_bytes: int = 0
     active_bytes: int = 0
+    num_blocks: int = 0
+    disk_bytes: int = 0
+    hot_bytes: int = 0
+    writing_bytes: int = 0
 
     def count(self, state: SchedulerState, records: Sequence[Record]) -> None:
         """Takes a committed step into account."""
@@ -77,7 +94,7 @@ class Metrics:
                     self.output_tokens += sum(counts)
                     self.decode_ns += duration_ns
                 case events.PrefillChunkDone(length=length, active_bytes=active_bytes):
-                    self.prefilled_tokens += length
+                    self.fed_tokens += length
                     self.active_bytes = active_bytes
                 case events.RequestReceived(num_prompt_tokens=num_prompt_tokens):
                     self.requests_received += 1
@@ -86,21 +103,51 @@ class Metrics:
                     self.retries += 1
                 case event:
                     self.count_end(event)
+                    self.count_kv(event)
         self.num_waiting = len(state.waiting) + len(state.held)
         self.num_admitted = len(state.admitted)
         self.batch_rows = len(state.batch_rows)
         self.reserved_bytes = state.reserved_bytes
+        self.num_blocks = len(state.index.blocks)
+        self.disk_bytes = state.index.disk_bytes
+        self.hot_bytes = state.index.hot_bytes
+        self.writing_bytes = state.index.writing_bytes
 
     def count_end(self, event: AnyEvent) -> None:
         """Counts the event if it is an end."""
         match event:
             case events.RequestFinished():
                 self.requests_ended[f"finished:{event.reason}"] += 1
+                self.count_prompt(event)
             case events.RequestCancelled():
                 self.requests_ended[f"cancelled:{event.reason}"] += 1
+                self.count_prompt(event)
             case events.RequestAborted():
                 self.requests_ended[f"aborted:{event.reason}"] += 1
+                self.count_prompt(event)
             case events.RequestRejected():
                 self.requests_ended[f"rejected:{event.reason}"] += 1
+            case _:
+                pass
+
+    def count_prompt(self, event: End) -> None:
+        """Where the tokens of an ended request's prompt came from."""
+        self.memory_hit_tokens += event.num_memory_tokens
+        self.disk_hit_tokens += event.num_disk_tokens
+        self.prefilled_tokens += event.num_prefilled_tokens
+
+    def count_kv(self, event: AnyEvent) -> None:
+        """Counts the event if it is about saved KV."""
+        match event:
+            case events.ChainRestored():
+                self.restores += 1
+            case events.BlockSaved(part="block"):
+                self.saved_blocks += 1
+            case events.BlockSaveFailed():
+                self.save_failures[event.reason] += 1
+            case events.BlocksEvicted():
+                self.evicted_blocks[event.reason] += len(event.hashes)
+            case events.BlockCorrupt():
+                self.bad_files[event.reason] += 1
             case _:
                 pass

@@ -87,6 +87,9 @@ def finish(request: Request) -> Decision:
                 reason=reason,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_output_tokens=request.num_output_tokens,
+                num_memory_tokens=request.num_memory_tokens,
+                num_disk_tokens=request.num_disk_tokens,
+                num_prefilled_tokens=request.num_prefilled_tokens,
             )
         case _:
             raise AssertionError(f"{request.request_id} ends for {request.end_reason}")
@@ -102,6 +105,9 @@ def cancel(request: Request) -> Decision:
                 reason=reason,
                 num_output_tokens=request.num_output_tokens,
                 had_row=request.phase in WITH_ROW,
+                num_memory_tokens=request.num_memory_tokens,
+                num_disk_tokens=request.num_disk_tokens,
+                num_prefilled_tokens=request.num_prefilled_tokens,
             )
         case _:
             raise AssertionError(f"{request.request_id} is cancelled for {request.cancel_reason}")
@@ -122,6 +128,9 @@ def retry_or_abort(state: SchedulerState, request: Request) -> Decision:
         detail=request.failure or "",
         num_output_tokens=request.num_output_tokens,
         had_row=request.phase in WITH_ROW,
+        num_memory_tokens=request.num_memory_tokens,
+        num_disk_tokens=request.num_disk_tokens,
+        num_prefilled_tokens=request.num_prefilled_tokens,
     )
 
 

@@ -237,8 +237,8 @@ def forget_engine_life(index: BlockIndex) -> None:
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """What a chain finds: its first `num_blocks` blocks, of whose tokens `num_tokens` are used.
 
-    `parted_at` is the first hash that was not found, and `because` says why the match ends where
-    it does.
+    `parted_at` is the first hash that was not found, `parted_at_tokens` where its block begins, and
+    `because` says why the match ends where it does.
     """
 
     num_blocks: int
@@ -246,6 +246,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     num_memory_tokens: int
     parted_at: str
     because: str
+    parted_at_tokens: int = 0
 
 
 def match(
@@ -277,6 +278,7 @@ def match(
         num_memory_tokens=num_memory_tokens,
         parted_at=parted_at,
         because=because,
+        parted_at_tokens=found * block_tokens,
     )
 
 

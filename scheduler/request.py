@@ -89,8 +89,8 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `hashes` names the full blocks of its known tokens, in order. It holds `leases` on those that
     are on disk; `unsaved` are the indexes of those that are full in its row and neither on disk
-    nor planned. While `restoring`, its row is being filled from saved blocks; so many of its
-    tokens came from memory and from disk. `deferred_hash` is the block of another request for
+    nor planned. While `restoring`, its row is being filled from saved blocks; so many tokens of
+    its prompt came from memory and from disk. `deferred_hash` is the block of another request for
     which it waited in the queue.
     """
 
@@ -140,6 +140,12 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         among them.
         """
         return self.num_known_tokens - 1 - self.num_cached_tokens
+
+    @property
+    def num_prefilled_tokens(self) -> int:
+        """The prompt's tokens that its row has computed, and not restored."""
+        restored = self.num_memory_tokens + self.num_disk_tokens
+        return min(self.num_cached_tokens, self.num_prompt_tokens) - restored
 
 
 def enter(request: Request, kind: str) -> None:

@@ -111,6 +111,8 @@ def state_carried(state: SchedulerState, event: events.StateCarried) -> None:
 def back_to_waiting(state: SchedulerState, request: Request) -> None:
     """The row is gone, the tokens stay: the request takes its old place in the queue."""
     request.num_cached_tokens = 0
+    request.num_memory_tokens = 0
+    request.num_disk_tokens = 0
     request.reserved_bytes = 0
     request.admitted_ns = 0
     request.failure = None

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal
 
 from journal import events
-from journal.events import Decision, KvLimits, PlannedBlock
+from journal.events import Decision, KvLimits, Part, PlannedBlock
 from scheduler.chains import STATE_SUFFIX
 from scheduler.draft import model_of
 from scheduler.prefix import (
@@ -89,7 +89,7 @@ def plan_boundary(
         name = request.hashes[end - 1]
         fits = room > 0 and state_bytes(model_of(state)) <= disk_room_bytes(state, kv)
         if fits and not has_state(state, name):
-            blocks.append(PlannedBlock(index=end - 1, hash=name, part="state"))
+            blocks.append(plan_of(request, end - 1, "state"))
     return [planned(request, blocks)] if blocks else []
 
 
@@ -98,6 +98,12 @@ def planned(request: Request, blocks: list[PlannedBlock]) -> Decision:
     return events.BlockSavePlanned(
         request_id=request.request_id, number=request.number, blocks=tuple(blocks)
     )
+
+
+def plan_of(request: Request, number: int, part: Part) -> PlannedBlock:
+    """One file of a block, with the block before it."""
+    parent = request.hashes[number - 1] if number else ""
+    return PlannedBlock(index=number, hash=request.hashes[number], part=part, parent=parent)
 
 
 def plan_blocks(
@@ -116,7 +122,7 @@ def plan_blocks(
         if room < each or len(blocks) == MAX_PLANNED:
             break
         room -= each
-        blocks.append(PlannedBlock(index=number, hash=name, part="block"))
+        blocks.append(plan_of(request, number, "block"))
     return blocks, room
 
 

@@ -58,13 +58,16 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """How a request ended. `reason` and `detail` are those of the journal's event."""
+    """How a request ended. `reason` and `detail` are those of the journal's event;
+    `num_cached_prompt_tokens` of the prompt were restored, and not computed.
+    """
 
     kind: Literal["finished", "cancelled", "aborted"]
     reason: str
     detail: str
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

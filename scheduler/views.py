@@ -9,7 +9,9 @@ from scheduler.state import SchedulerState
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     """One request as people see it. `state` is its phase; `reason` and `detail` say how it ended.
 
-    Times are Unix nanoseconds; `age_ms` runs from arrival to the end, or to now.
+    `num_cached_tokens` are in its row, or were found at its admission when it has ended;
+    `num_memory_tokens` and `num_disk_tokens` of its prompt were restored. Times are Unix
+    nanoseconds; `age_ms` runs from arrival to the end, or to now.
     """
 
     id: str
@@ -20,6 +22,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_memory_tokens: int
+    num_disk_tokens: int
     max_tokens: int
     reserved_bytes: int
     received_at_ns: int
@@ -51,6 +55,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     leaving_bytes: int
     weights_bytes: int
     ceiling_bytes: int | None
+    num_blocks: int
 
 
 def view_server(state: SchedulerState, now_ns: int) -> ServerView:
@@ -74,6 +79,7 @@ def view_server(state: SchedulerState, now_ns: int) -> ServerView:
         leaving_bytes=sum(state.leaving.values()),
         weights_bytes=0 if state.model is None else state.model.weights_bytes,
         ceiling_bytes=None if state.limits is None else state.limits.ceiling_bytes,
+        num_blocks=len(state.index.blocks),
     )
 
 
@@ -88,6 +94,8 @@ def view_open(request: Request, now_ns: int) -> RequestView:
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=request.num_output_tokens,
         num_cached_tokens=request.num_cached_tokens,
+        num_memory_tokens=request.num_memory_tokens,
+        num_disk_tokens=request.num_disk_tokens,
         max_tokens=request.max_tokens,
         reserved_bytes=request.reserved_bytes,
         received_at_ns=request.received_ns,

@@ -12,6 +12,7 @@ from journal.events import (
     Fact,
     Limits,
     ModelFacts,
+    PrefillChunkCommitted,
     Record,
     RequestAdmitted,
     RequestFinished,
@@ -80,6 +81,7 @@ class Steps(Generic[SomeJournal]):
         self.journal = journal
         self.batch: tuple[int, ...] = ()
         self.num_batches = 0
+        self.to_prefill: dict[int, int] = {}
 
     def commit(
         self,
@@ -99,6 +101,7 @@ class Steps(Generic[SomeJournal]):
 
     def receive(self, number: int, prompt: Sequence[int] = (1, 2, 3)) -> list[Record]:
         name = request_id(number)
+        self.to_prefill[number] = len(prompt) - 1
         queued = RequestQueued(request_id=name, max_tokens=100, num_waiting=1)
         side = SideRows([(name, pack_ids(prompt))], [(name, b'{"route":"chat"}')])
         return self.commit([received(number, len(prompt))], [queued], side)
@@ -107,7 +110,11 @@ class Steps(Generic[SomeJournal]):
         """Admits and prefills requests, and lets them decode."""
         self.batch += numbers
         self.num_batches += 1
-        decisions: list[Decision] = [admitted(number) for number in numbers]
+        decisions: list[Decision] = []
+        for number in numbers:
+            held = self.to_prefill[number]
+            fed = PrefillChunkCommitted(request_id=request_id(number), num_cached_tokens=held)
+            decisions += [admitted(number), fed] if held else [admitted(number)]
         decisions.append(
             BatchChanged(batch=self.num_batches, numbers=self.batch, joined=numbers, left=())
         )
@@ -119,6 +126,8 @@ class Steps(Generic[SomeJournal]):
     ) -> list[Record]:
         """One decode step of the batch; rows that `tokens` does not name get none."""
         event, rows = self.decoded(tokens, logprobs or {})
+        for number, ids in tokens.items():
+            self.to_prefill[number] = self.to_prefill.get(number, 0) + len(ids)
         return self.commit([event], [], SideRows(tokens={0: rows}))
 
     def decoded(

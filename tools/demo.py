@@ -155,7 +155,7 @@ class Demo:
             if duration_s >= MEASURE_S / 2 or count == MEASURE_LINES:
                 break
             count *= 2
-        rate = row.num_prefilled_tokens / max(row.prefill_duration_ns / 1e9, 1e-9)
+        rate = row.num_fed_tokens / max(row.prefill_duration_ns / 1e9, 1e-9)
         self.screen.say(
             f"prefill {rate:,.0f} tokens/s, measured over {duration_s:.1f} s; BLAS: {self.blas()}"
         )
@@ -235,7 +235,7 @@ class Demo:
         *decoding, prefilling = [self.journal.row(answer.request_id) for answer in answers]
         if any(row.phase != "decoding" for row in decoding):
             return False
-        return prefilling.phase == "prefilling" and prefilling.num_prefilled_tokens > 0
+        return prefilling.phase == "prefilling" and prefilling.num_fed_tokens > 0
 
     def kill(self, server: ServerProcess, clients: Clients, answers: Sequence[Answer]) -> AtTheKill:
         """SIGKILL; returns what the clients had been sent and what the journal has."""

@@ -22,7 +22,7 @@ RIGHT = frozenset(COLUMNS) - {"request", "by"}
 
 def state_line(answer: Answer, row: RequestRow, output: Output) -> str:
     """One request at the moment of the kill."""
-    known = f"{row.num_prefilled_tokens} of {row.num_prompt_tokens} prompt tokens prefilled"
+    known = f"{row.num_fed_tokens} of {row.num_prompt_tokens} prompt tokens prefilled"
     if row.phase == "decoding":
         known = f"{len(output.token_ids)} tokens recorded, {len(answer.tokens)} delivered"
     return f"  {answer.name} is {row.phase}: {known}"
@@ -49,11 +49,11 @@ def request_cells(
 ) -> tuple[str, ...]:
     """One row of the table: the sums are before the kill + after it."""
     (then, recorded), (now, final) = before, after
-    fed, put_out = then.num_prefilled_tokens, len(recorded.token_ids)
+    fed, put_out = then.num_fed_tokens, len(recorded.token_ids)
     return (
         name,
         seconds(now.queued_ns, first_ns),
-        f"{fed} + {now.num_prefilled_tokens - fed}",
+        f"{fed} + {now.num_fed_tokens - fed}",
         f"{put_out} + {len(final.token_ids) - put_out}",
         f"{now.num_recoveries} x",
         seconds(now.first_token_ns, first_ns),

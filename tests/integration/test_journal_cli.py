@@ -33,7 +33,7 @@ def test_info_shows_a_state_folder_or_a_file(
     assert journal_info.info(folder, as_json=False) == 0
     shown = capsys.readouterr().out
     lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
-    assert lines["events"] == "12 (seq 1 to 12)"
+    assert lines["events"] == "13 (seq 1 to 13)"
     assert lines["requests"] == "1 finished, 1 waiting"
     assert lines["snapshots"] == "seq 3"
     assert journal_info.info(folder / "journal.db", as_json=False) == 0
@@ -45,7 +45,7 @@ def test_info_as_json_is_one_object_on_the_last_line(
 ) -> None:
     assert journal_info.info(folder, as_json=True) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (summary["num_events"], summary["num_runs"]) == (12, 1)
+    assert (summary["num_events"], summary["num_runs"]) == (13, 1)
     assert summary["requests"] == {"finished": 1, "waiting": 1}
     assert summary["num_output_tokens"] == 1
 

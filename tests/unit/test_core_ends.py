@@ -33,7 +33,12 @@ def test_request_finishes_for_the_reason_that_the_engine_saw(
     driver.step(driver.decoded())
     decisions = driver.step(driver.decoded(a=reason))
     assert decisions[0] == events.RequestFinished(
-        request_id="a", number=1, reason=reason, num_prompt_tokens=1, num_output_tokens=2
+        request_id="a",
+        number=1,
+        reason=reason,
+        num_prompt_tokens=1,
+        num_output_tokens=2,
+        num_prefilled_tokens=1,
     )
     assert is_gone(driver, "a")
     assert driver.state.leaving == {1: 256_000}
@@ -60,6 +65,7 @@ def test_request_is_cancelled_in_each_phase(
         reason="cancel_requested" if fact is events.CancelRequested else "client_gone",
         num_output_tokens=1 if phase is Phase.DECODING else 0,
         had_row=phase is not Phase.WAITING,
+        num_prefilled_tokens=1 if phase is Phase.DECODING else 0,
     )
     assert is_gone(driver, name)
     assert (request.number in driver.state.leaving) == (phase is not Phase.WAITING)

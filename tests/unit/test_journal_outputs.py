@@ -77,6 +77,8 @@ def test_output_is_whole_after_a_kill_at_any_step(tmp_path: Path, gather_steps: 
         steps.journal = journal = Journal.open(tmp_path, gather_steps=gather_steps)
         assert journal.output_tokens(NAME)[0].tolist() == list(range(token + 1))
         steps.start()
+        steps.batch = ()
+        steps.join(1, 2)
     steps.finish(2, [7], 7)
     assert journal.output_tokens(NAME)[0].tolist() == list(range(6))
     assert journal.output_tokens(request_id(2))[0].tolist() == [*range(100, 106), 7]

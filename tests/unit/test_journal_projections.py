@@ -102,7 +102,8 @@ def test_a_request_is_followed_through_its_life(steps: Steps[Journal]) -> None:
     assert (row.phase, row.outcome, row.reason) == ("finished", "finished", "length")
     assert (row.received_ns, row.admitted_ns, row.prefill_started_ns) == (at(2), at(2), at(2))
     assert (row.decode_started_ns, row.first_token_ns, row.ended_ns) == (at(4), at(6), at(8))
-    assert (row.num_prefilled_tokens, row.prefill_duration_ns) == (2, 7)
+    assert (row.num_fed_tokens, row.prefill_duration_ns) == (2, 7)
+    assert (row.num_memory_tokens, row.num_disk_tokens, row.num_prefilled_tokens) == (0, 0, 3)
     assert (row.num_prompt_tokens, row.num_output_tokens, row.num_cached_tokens) == (3, 3, 0)
     assert (row.run_id, row.ended_run_id, row.num_admissions) == (1, 1, 1)
 

@@ -17,6 +17,9 @@ VIEWS = {
     "runs": audit.RunFigures,
     "throughput": audit.MinuteFigures,
     "rejections": audit.Rejection,
+    "cache_misses": audit.CacheMiss,
+    "cache_hits": audit.CacheHits,
+    "blocks": audit.BlockFigures,
 }
 
 
