@@ -132,6 +132,8 @@ class World:
             self.count_tokens(tokens)
         waited = list(self.state.waiting)
         check_order(self.driver.step(*facts), waited, self.state.waiting)
+        wishes = only(facts, events.CancelRequested) + only(facts, events.ClientGone)
+        assert not [wish for wish in wishes if wish.request_id in self.state.numbers]
         self.count_ends()
         self.perform()
         return True
