@@ -15,7 +15,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_model, maybe_set_recommended_wired_limit
 
 from journal.events import ModelFacts, WindowLayers
 from scheduler.engine import attention
@@ -53,6 +53,8 @@ def load(folder: Path, estimate: ModelFacts, *, bitwise: bool) -> LoadedModel:
     replace it. With `bitwise` the self-test accepts no difference at all. Raises ModelError.
     """
     begun_ns = time.monotonic_ns()
+    # As mlx-lm does: on Metal large weights stay resident. Elsewhere it does nothing.
+    maybe_set_recommended_wired_limit()
     model = load_weights(folder)
     attention.install(model)
     probe = _probe_alone(model)

@@ -130,7 +130,7 @@ class EngineWorker:
         self._tokenizer = tokenizer
         self.rows: dict[int, Row] = {}
         self._batch = SetBatch(0, ())
-        self._chunk: RunChunk | None = None
+        self._chunks: deque[RunChunk] = deque()
         self._in_flight: deque[Step] = deque()
         self._committed = True
         self._decoded_since_chunk = True
@@ -159,8 +159,8 @@ class EngineWorker:
             case StartRow():
                 self._start(command)
             case RunChunk():
-                assert self._chunk is None, "one chunk is outstanding at a time"
-                self._chunk = None if self.rows[command.number].ended else command
+                if not self.rows[command.number].ended:
+                    self._chunks.append(command)
             case SetBatch():
                 self._batch = command
             case ReleaseStep():
@@ -178,8 +178,8 @@ class EngineWorker:
         """Does one piece of work. False: there is none until another command comes."""
         rows = self._launchable()
         idle = not rows and not self._in_flight
-        if self._chunk is not None and (self._decoded_since_chunk or idle):
-            self._run_chunk(self._chunk)
+        if self._chunks and (self._decoded_since_chunk or idle):
+            self._run_chunk(self._chunks.popleft())
             return True
         if not self._committed:
             return self._launch_up_to(1)
@@ -278,7 +278,6 @@ class EngineWorker:
         self._deliver(RowFailed(row.number, during, f"{type(error).__name__}: {error}"))
 
     def _run_chunk(self, chunk: RunChunk) -> None:
-        self._chunk = None
         row = self.rows[chunk.number]
         for step in self._in_flight:
             self._settle(step)
@@ -319,8 +318,7 @@ class EngineWorker:
             self._deliver(RowFreed(number, 0))
             return
         self._close_restore(number)
-        if self._chunk is not None and self._chunk.number == number:
-            self._chunk = None
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.number != number)
         self._batch = SetBatch(
             self._batch.batch, tuple(other for other in self._batch.numbers if other != number)
         )

@@ -197,6 +197,16 @@ def test_a_decode_step_runs_between_two_chunks(driver: Driver) -> None:
         assert [type(result) for result in driver.results] == [StepDone, ChunkDone]
 
 
+def test_chunk_of_a_dropped_row_is_not_run(driver: Driver) -> None:
+    driver.work(StartRow(3, "req_3", numbers(40), 40, 10, GREEDY))
+    driver.work(StartRow(4, "req_4", numbers(30), 30, 10, GREEDY))
+    driver.results.clear()
+    driver.worker.obey(RunChunk(3, 1, 0, 8))
+    driver.worker.obey(RunChunk(4, 2, 0, 8))
+    driver.work(DropRow(3))
+    assert [done.number for done in driver.of(ChunkDone)] == [4]
+
+
 def test_chunk_waits_for_no_batch_that_has_ended(get_model: Callable[[str], TinyModel]) -> None:
     driver = Driver(get_model("plain"))
     driver.add(1, PROMPT, max_tokens=1)

@@ -112,6 +112,7 @@ def test_any_model_name_may_be_accepted(tmp_path: Path) -> None:
 
 
 def test_health_says_what_runs(server: RunningServer) -> None:
+    server.wait_until(lambda _: server.http.get("/ready").status_code == 200)
     health = server.http.get("/health").json()
     assert (health["status"], health["state"]) == ("ok", "ready")
     assert (health["run"], health["model"]) == (1, "fake")
@@ -130,7 +131,7 @@ def test_server_is_not_ready_while_its_model_loads(tmp_path: Path) -> None:
 def test_server_is_not_ready_when_work_waits_and_no_step_comes(tmp_path: Path) -> None:
     slow = {"prefill_tokens_per_s": 1}
     with running(tmp_path, fake=slow, server={"ready_limit_ms": 100}) as server:
-        assert server.http.get("/ready").status_code == 200
+        server.wait_until(lambda _: server.http.get("/ready").status_code == 200)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.http.post, TEXT, json=BODY | {"prompt": "a" * 50})
             request_id = server.wait_for_phase("prefilling")

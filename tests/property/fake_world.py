@@ -130,8 +130,11 @@ class World:
             return False
         for tokens in only(results, events.TokensDecoded):
             self.count_tokens(tokens)
-        waited = list(self.state.waiting)
+        waited, were_open = list(self.state.waiting), set(self.state.numbers)
         check_order(self.driver.step(*facts), waited, self.state.waiting)
+        wishes = only(facts, events.CancelRequested) + only(facts, events.ClientGone)
+        wanted = {wish.request_id for wish in wishes} & were_open
+        assert not wanted & set(self.state.numbers), "whoever is cancelled ends in that step"
         self.count_ends()
         self.perform()
         return True

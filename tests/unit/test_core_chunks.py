@@ -31,6 +31,7 @@ def test_prompt_is_fed_in_chunks_up_to_its_last_token() -> None:
     assert kinds(second) == ["prefill_chunk_committed", "prefill_chunk_planned"]
     assert planned(second) == [(1, 100, 100)]
     assert driver.request("a").num_cached_tokens == 100
+    assert driver.request("a").num_prefill_tokens == 150
     assert planned(driver.step(driver.chunk_done())) == [(1, 200, 50)]
     last = driver.step(driver.chunk_done())
     assert kinds(last) == ["prefill_chunk_committed", "batch_changed"]

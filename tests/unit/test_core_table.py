@@ -1,14 +1,17 @@
 """The life of a request is a table, and what the table does not list changes nothing."""
 
+from collections.abc import Iterator
 from itertools import product
 
 import msgspec
 import pytest
 
 from journal import events
+from journal.events import Record
 from scheduler.evolve import evolve
 from scheduler.request import ENDS, OPEN, TRANSITIONS, IllegalTransition, Phase, enter
-from tests.unit.core_driver import CoreDriver, engine_ready, request_in
+from scheduler.state import SchedulerState
+from tests.unit.core_driver import LIMITS, CoreDriver, engine_ready, request_in
 
 PAIRS = sorted(product(Phase, events.KINDS), key=str)
 
@@ -46,6 +49,62 @@ def test_every_end_has_one_kind_of_its_own() -> None:
         "request_aborted": Phase.ABORTED,
         "request_rejected": Phase.REJECTED,
     }
+
+
+def lives_of(size: int) -> list[list[Record]]:
+    """What can happen to a request that prefills (or, with one token, decodes) beside one that
+    waits.
+    """
+    drivers = [CoreDriver(msgspec.structs.replace(LIMITS, max_rows=1)) for _ in range(4)]
+    for driver in drivers:
+        driver.start()
+        driver.serve(size, 600, 9_000)
+    cancelled, failed, died, finished = drivers
+    for name in "ba":
+        cancelled.step(events.CancelRequested(request_id=name))
+    failed.step(events.CancelRequested(request_id="b"))
+    for _ in range(3):
+        failed.step(failed.failed("a"), failed.freed("a"))
+        failed.step(failed.freed("a"))
+    for _ in range(3):
+        died.start()
+    finished.prefill()
+    finished.step(finished.decoded())
+    finished.step(finished.decoded(a="stop"))
+    return [driver.records for driver in drivers]
+
+
+def moves(records: list[Record]) -> Iterator[tuple[Phase, str, Phase]]:
+    """In which phase each event found the request that it is about, and where that was then."""
+    state = SchedulerState()
+    for record in records:
+        before = {number: request.phase for number, request in state.requests.items()}
+        touched = about(state, record.event)
+        evolve(state, record)
+        for number in touched:
+            request = state.requests.get(number)
+            after = request.phase if request else Phase(kind(record.event).split("_")[1])
+            yield before[number], kind(record.event), after
+
+
+def about(state: SchedulerState, event: events.AnyEvent) -> list[int]:
+    """The open requests whose life this event is part of."""
+    match event:
+        case events.ServerStarted():
+            return list(state.requests)
+        case events.BatchChanged():
+            return list(event.joined)
+        case events.TokensDecoded():
+            return [n for n, count in zip(event.numbers, event.counts, strict=True) if count]
+        case _ if type(event) in events.DECISIONS:
+            return [state.numbers[getattr(event, "request_id", "")]]
+        case _:
+            return []
+
+
+def test_table_lists_what_happens_and_nothing_else() -> None:
+    seen = {move for size in (1, 600) for life in lives_of(size) for move in moves(life)}
+    assert seen == {(phase, kind, after) for (phase, kind), after in TRANSITIONS.items()}
 
 
 def in_phase(phase: Phase) -> CoreDriver:

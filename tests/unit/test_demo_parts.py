@@ -143,7 +143,7 @@ def test_only_a_line_feed_ends_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "num_output_tokens"), [(1, 24), (10, 30), (100, 48), (600, 120), (100_000, 512)]
+    ("rate", "num_output_tokens"), [(1, 24), (15, 30), (100, 48), (600, 120), (100_000, 512)]
 )
 def test_prompts_and_answers_fit_the_machine(rate: float, num_output_tokens: int) -> None:
     plan = make_plan(Measured(rate, 15.0), seed=1, scale=1)
