@@ -127,11 +127,11 @@ class Chain:
         before = len(self._hashes)
         first = self.num_tokens
         assert all(position >= first for position in extras), "extras come with their tokens"
-        self._extras.update(extras)
         try:
             self._rest += struct.pack(f"<{len(token_ids)}I", *token_ids)
         except struct.error as error:
             raise ValueError(f"a token id is no uint32: {error}") from error
+        self._extras.update(extras)
         self._name_full_blocks()
         return self._hashes[before:]
 

@@ -9,13 +9,12 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from scheduler.kvcache.files import TEMPORARY_SUFFIX
 from scheduler.kvcache.store import ABSENT, BlockStore
 
-_DOMAIN = re.compile(r"[0-9a-f]{8}")
-_INNER = re.compile(r"[0-9a-f]{2}|tails")
+_OURS = re.compile(r"[0-9a-f]{8}(/([0-9a-f]{2}|tails))?")
+"""The folders that the store makes."""
 
 
 @dataclass
@@ -41,15 +40,16 @@ def reconcile(
     store: BlockStore, known: Mapping[str, int], batch_entries: int = 1000
 ) -> Iterator[Batch]:
     """Compares the folder with `known` (path to size) and removes what is not known. A folder that
-    cannot be listed is `stuck`, and what was known in it is `vanished`.
+    cannot be listed is `stuck` (the whole one under the name ""), and what was known in it is
+    `vanished`.
 
     Each batch is the work on at most `batch_entries` entries or known files, so the caller decides
     how much is done at once. To be exhausted before anything is saved: a file that is just being
-    written is not known either. Raises OSError when the folder itself cannot be listed.
+    written is not known either.
     """
     seen: set[str] = set()
     batch = Batch()
-    for number, (path, entry) in enumerate(_walk(store, Path()), 1):
+    for number, (path, entry) in enumerate(_walk(store, ""), 1):
         try:
             if path in known:
                 seen.add(path)
@@ -71,27 +71,20 @@ Entry = os.DirEntry[str] | OSError
 """What is in a folder; or of one of the store's own folders, why it cannot be listed."""
 
 
-def _walk(store: BlockStore, inner: Path) -> Iterator[tuple[str, Entry]]:
+def _walk(store: BlockStore, inner: str) -> Iterator[tuple[str, Entry]]:
     """All entries but the store's own folders, which are gone into."""
     try:
         entries = list(store.files.list_folder(store.folder / inner))
     except OSError as error:
         if error.errno not in ABSENT:
-            yield inner.as_posix(), error
+            yield inner, error
         return
     for entry in entries:
-        path = inner / entry.name
-        if entry.is_dir(follow_symlinks=False) and _is_ours(path):
+        path = f"{inner}/{entry.name}" if inner else entry.name
+        if entry.is_dir(follow_symlinks=False) and _OURS.fullmatch(path):
             yield from _walk(store, path)
         else:
-            yield path.as_posix(), entry
-
-
-def _is_ours(folder: Path) -> bool:
-    patterns = (_DOMAIN, _INNER)[: len(folder.parts)]
-    return len(folder.parts) == len(patterns) and all(
-        pattern.fullmatch(part) for pattern, part in zip(patterns, folder.parts, strict=True)
-    )
+            yield path, entry
 
 
 def _keep(batch: Batch, path: str, entry: Entry, num_bytes: int) -> None:

@@ -60,8 +60,9 @@ class Writers:
     """Threads that save what they are offered, in the order in which it was offered.
 
     `deliver` is called in a writer's thread, once for each offer that was taken, and must not
-    block. `capacity_bytes` bounds what is queued and being written; it is part of the memory that
-    the scheduler counts.
+    block; with several threads a block can be saved before the one that it follows.
+    `capacity_bytes` bounds what is queued and being written; it is part of the memory that the
+    scheduler counts.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Writers:
         with self._changed:
             if self._stopped_ns:
                 self._probe_at_ns = 0
-                self._changed.notify()
+                self._changed.notify_all()
 
     def close(self, limit_s: float) -> list[KeptFile]:
         """Waits at most so long until everything taken is saved, gives up the rest and ends the

@@ -7,7 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.models.cache import ConcatenateKVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ConcatenateKVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 from mlx_lm.utils import _get_classes
 
 VOCABULARY = 61
@@ -156,6 +161,9 @@ CASES = {
     "QuantizedKVCache, 8 bits": Case("plain", _each(lambda: QuantizedKVCache(32, 8))),
     "ArraysCache and KVCache": Case("hybrid", make_prompt_cache),
     "RotatingKVCache and KVCache": Case("windows", make_prompt_cache),
+    "RotatingKVCache that keeps its first": Case(
+        "plain", _each(lambda: RotatingKVCache(WINDOW, 4))
+    ),
     "ChunkedKVCache and KVCache": Case("chunks", make_prompt_cache),
     "CacheList of ArraysCache and KVCache": Case("mixed_lists", make_prompt_cache),
     "CacheList of two KVCache": Case("attention_lists", make_prompt_cache),

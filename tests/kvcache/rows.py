@@ -10,7 +10,8 @@ from scheduler.kvcache.arrays import Block, tensors
 from scheduler.kvcache.filling import RowFiller
 from scheduler.kvcache.layout import Layout
 from scheduler.kvcache.naming import BlockFile, KeptFile, TailFile
-from scheduler.kvcache.reading import Read, read
+from scheduler.kvcache.readahead import Read
+from scheduler.kvcache.reading import read
 from scheduler.kvcache.store import BlockStore, Saved
 from tests.kvcache.models import VOCABULARY, Case
 
@@ -106,8 +107,10 @@ def logprobs(logits: mx.array) -> bytes:
 
 
 def zero_position(block: Block) -> Block:
-    """A defect: the first position of one layer's keys is zero."""
-    name = next(name for name in block if ".keys" in name)
+    """A defect: the first position of one layer's keys is zero, where a block has any."""
+    name = next((name for name in block if ".keys" in name), None)
+    if name is None:
+        return block
     keys = block[name]
     kept = mx.arange(keys.shape[2]) > 0
     return {**block, name: mx.contiguous(keys * kept[None, None, :, None].astype(keys.dtype))}

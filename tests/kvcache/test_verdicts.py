@@ -15,7 +15,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from scheduler.kvcache.layout import UnsupportedCache, layout_of
+from scheduler.kvcache.codec import UnsupportedCache
+from scheduler.kvcache.layout import layout_of
 from scheduler.kvcache.verdicts import VERDICTS, Members, Refused
 from tests.kvcache.models import CASES
 
