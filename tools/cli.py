@@ -179,6 +179,25 @@ def bench_decode(
     sys.exit(command.run(size, model, as_json=as_json))
 
 
+@bench.command("kv")
+def bench_kv(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where its files are written and removed again.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Saving and restoring blocks against a plain writer and reader. Exit status 1: a target is
+    missed.
+    """
+    from tools import bench_kv as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:
