@@ -27,7 +27,8 @@ from scheduler.kvcache.arrays import tensors
 from scheduler.kvcache.filling import RowFiller
 from scheduler.kvcache.layout import Layout, layout_of
 from scheduler.kvcache.naming import BlockFile, BlockNamer, Chain
-from scheduler.kvcache.reading import Read, ReadAhead, read
+from scheduler.kvcache.readahead import Read, ReadAhead
+from scheduler.kvcache.reading import read
 from scheduler.kvcache.store import BlockStore, Saved
 from scheduler.kvcache.writers import WriterResult, Writers
 from tools.bench_common import Measurement, measure, show
@@ -148,12 +149,12 @@ def take_round(chain: SavedChain, rates: Rates) -> None:
     saved = [chain.store.path(file) for file in chain.files]
     sizes = [path.stat().st_size for path in saved]
     rates.plain_write.append(chain.num_bytes / timed_plain_write(chain.plain, sizes))
-    drop_from_page_cache(saved)
+    uncache(saved)
     mx.clear_cache()
     seconds, beyond_row_bytes = timed_restore(chain)
     rates.restore.append(chain.num_bytes / seconds)
     rates.beyond_row_bytes.append(beyond_row_bytes)
-    drop_from_page_cache(chain.plain)
+    uncache(chain.plain)
     rates.plain_read.append(chain.num_bytes / timed_plain_read(chain.plain, max(sizes)))
     for name in ("kv", "plain"):
         shutil.rmtree(chain.folder / name)
@@ -210,7 +211,9 @@ def timed_restore(chain: SavedChain) -> tuple[float, int]:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     begun = time.perf_counter()
-    ahead = ReadAhead(lambda file: read(chain.store, file), chain.files, lambda: None)
+    ahead = ReadAhead(
+        lambda file: read(chain.store, file), chain.files, lambda: None, mx.clear_streams
+    )
     caches = [KVCache() for _ in range(LAYERS)]
     filler = RowFiller(chain.layout, caches, chain.chain_tokens)
     for _ in chain.files:
@@ -248,7 +251,7 @@ def timed_plain_read(paths: Sequence[Path], largest: int) -> float:
     return time.perf_counter() - begun
 
 
-def drop_from_page_cache(paths: Sequence[Path]) -> None:
+def uncache(paths: Sequence[Path]) -> None:
     """Where the system can: what is read next comes from the disk."""
     if not hasattr(os, "posix_fadvise"):
         return

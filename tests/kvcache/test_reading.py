@@ -12,9 +12,9 @@ from scheduler.kvcache.arrays import CODES, Block, settle, tensors
 from scheduler.kvcache.filling import RowFiller
 from scheduler.kvcache.layout import Layout, layout_of
 from scheduler.kvcache.naming import KeptFile
-from scheduler.kvcache.reading import Read, ReadAhead, fetch, read
+from scheduler.kvcache.readahead import Read, ReadAhead
+from scheduler.kvcache.reading import read
 from scheduler.kvcache.store import BlockStore, ReadFailed, Saved
-from scheduler.kvcache.tier import MemoryTier
 from scheduler.kvcache.writers import WriterResult, Writers
 from tests.kvcache.faults import FaultyFiles
 from tests.kvcache.models import CASES
@@ -100,18 +100,6 @@ def test_a_reading_error_is_no_damage(tmp_path: Path) -> None:
     assert (failed.kind, failed.detail) == ("io_error", "[read] Unable to read from file")
 
 
-def test_memory_comes_before_the_disk(tmp_path: Path) -> None:
-    store, tier = saved_store(tmp_path, 1), MemoryTier(2**20)
-    first, second = (fetch(store, tier, block_file(0)) for _ in range(2))
-    assert isinstance(first, Read)
-    assert isinstance(second, Read)
-    assert (first.tier, second.tier) == ("ssd", "memory")
-    assert content(first) == content(second)
-    failed = fetch(store, tier, block_file(1))
-    assert isinstance(failed, ReadFailed)
-    assert len(tier) == 1
-
-
 class Fetched:
     """Reads from a store and notes what was asked for."""
 
@@ -125,7 +113,9 @@ class Fetched:
         return read(self._store, file)
 
     def start(self, count: int) -> ReadAhead:
-        return ReadAhead(self, [block_file(n) for n in range(count)], self.ready.release)
+        return ReadAhead(
+            self, [block_file(n) for n in range(count)], self.ready.release, mx.clear_streams
+        )
 
 
 def test_blocks_come_in_order_and_one_ahead(tmp_path: Path) -> None:
@@ -148,7 +138,7 @@ def test_nothing_to_take_yet_is_nothing(tmp_path: Path) -> None:
         gate.wait()
         return read(store, file)
 
-    ahead = ReadAhead(slow, [block_file(0)], lambda: None)
+    ahead = ReadAhead(slow, [block_file(0)], lambda: None, mx.clear_streams)
     assert ahead.take(wait=False) is None
     gate.set()
     assert content(ahead.take(wait=True)) == block_content(made(0))
@@ -182,7 +172,7 @@ def test_a_defect_in_reading_does_not_make_anybody_wait(tmp_path: Path) -> None:
     def broken(_: KeptFile) -> Read | ReadFailed:
         raise AssertionError("a defect")
 
-    ahead = ReadAhead(broken, [block_file(0)], lambda: None)
+    ahead = ReadAhead(broken, [block_file(0)], lambda: None, mx.clear_streams)
     failed = ahead.take(wait=True)
     assert isinstance(failed, ReadFailed)
     assert failed.kind == "io_error"

@@ -5,7 +5,7 @@ import threading
 import mlx.core as mx
 import pytest
 
-from scheduler.kvcache.arrays import Block
+from scheduler.kvcache.arrays import Block, block_bytes
 from scheduler.kvcache.tier import MemoryTier
 from tests.kvcache.rows import block_file
 
@@ -22,7 +22,7 @@ def made(fill: int = 0) -> Block:
 
 def full_tier() -> MemoryTier:
     """Room for three, holding 0, 1 and 2."""
-    tier = MemoryTier(3 * BLOCK_BYTES)
+    tier = MemoryTier(3 * BLOCK_BYTES, block_bytes)
     assert [tier.put(block_file(number), made(number)) for number in range(3)] == [[]] * 3
     return tier
 
@@ -54,13 +54,13 @@ def test_it_shrinks_to_what_it_is_told() -> None:
 
 
 def test_a_block_larger_than_the_tier_does_not_stay() -> None:
-    tier = MemoryTier(BLOCK_BYTES - 1)
+    tier = MemoryTier(BLOCK_BYTES - 1, block_bytes)
     assert tier.put(block_file(0), made()) == [block_file(0)]
     assert tier.held_bytes == 0
 
 
 def test_shrinking_frees_memory_but_not_what_is_in_use() -> None:
-    tier = MemoryTier(2**24)
+    tier = MemoryTier(2**24, block_bytes)
     for number in range(2):
         tier.put(block_file(number), {"0.keys": mx.contiguous(mx.zeros((2**20,)))})
     mx.eval([tier.get(block_file(number)) for number in range(2)])
@@ -73,7 +73,7 @@ def test_shrinking_frees_memory_but_not_what_is_in_use() -> None:
 
 
 def test_threads_keep_the_bound_and_the_sum() -> None:
-    tier = MemoryTier(5 * BLOCK_BYTES)
+    tier = MemoryTier(5 * BLOCK_BYTES, block_bytes)
     block = made()
 
     def work(first: int) -> None:
