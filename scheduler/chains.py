@@ -1,5 +1,7 @@
 """How events change the index of blocks, and what requests hold of it. Called by `evolve` alone."""
 
+from typing import assert_never
+
 from journal import events
 from scheduler.prefix import (
     Writing,
@@ -20,6 +22,59 @@ from scheduler.state import SchedulerState
 STATE_SUFFIX = ".state"
 """Behind a block's hash: the name of the state at its end, where blocks and states share a table.
 """
+
+
+BlockEvent = (
+    events.BlocksNamed
+    | events.BlockSaved
+    | events.BlockSaveFailed
+    | events.SavingStopped
+    | events.SavingResumed
+    | events.ChainRestored
+    | events.BlockCorrupt
+    | events.BlocksLost
+    | events.StoreMeasured
+    | events.ClearRequested
+    | events.RequestDeferred
+    | events.BlockSavePlanned
+    | events.BlocksEvicted
+    | events.TierShrunk
+)
+
+
+def dispatch(state: SchedulerState, event: BlockEvent) -> None:  # noqa: C901, PLR0912
+    """The part of `evolve`'s dispatch that is about blocks."""
+    match event:
+        case events.BlocksNamed():
+            blocks_named(state, event)
+        case events.BlockSaved():
+            block_saved(state, event)
+        case events.BlockSaveFailed():
+            block_save_failed(state, event)
+        case events.SavingStopped():
+            saving_stopped(state, event)
+        case events.SavingResumed():
+            saving_resumed(state)
+        case events.ChainRestored():
+            chain_restored(state, event)
+        case events.BlockCorrupt():
+            block_corrupt(state, event)
+        case events.BlocksLost():
+            blocks_lost(state, event)
+        case events.StoreMeasured():
+            store_measured(state, event)
+        case events.ClearRequested():
+            clear_requested(state)
+        case events.RequestDeferred():
+            request_deferred(state, event)
+        case events.BlockSavePlanned():
+            block_save_planned(state, event)
+        case events.BlocksEvicted():
+            blocks_evicted(state, event)
+        case events.TierShrunk():
+            tier_shrunk(state, event)
+        case _:
+            assert_never(event)
 
 
 def block_tokens_of(state: SchedulerState) -> int:

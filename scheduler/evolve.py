@@ -12,7 +12,6 @@ bug, and raises.
 
 from bisect import insort
 from collections.abc import Iterable
-from typing import assert_never
 
 import msgspec
 
@@ -43,8 +42,10 @@ def evolve(state: SchedulerState, record: Record) -> None:
     dispatch(state, record)
 
 
-def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915
-    """The one dispatch over the closed union: each arm is one call."""
+def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0912
+    """The one dispatch over the closed union: each arm is one call. What is about blocks goes on to
+    a dispatch of its own.
+    """
     match record.event:
         case events.TokensDecoded() as event:
             tokens_decoded(state, event)
@@ -68,26 +69,6 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
             server_stopping(state)
         case events.StateCarried() as event:
             runs.state_carried(state, event)
-        case events.BlocksNamed() as event:
-            chains.blocks_named(state, event)
-        case events.BlockSaved() as event:
-            chains.block_saved(state, event)
-        case events.BlockSaveFailed() as event:
-            chains.block_save_failed(state, event)
-        case events.SavingStopped() as event:
-            chains.saving_stopped(state, event)
-        case events.SavingResumed():
-            chains.saving_resumed(state)
-        case events.ChainRestored() as event:
-            chains.chain_restored(state, event)
-        case events.BlockCorrupt() as event:
-            chains.block_corrupt(state, event)
-        case events.BlocksLost() as event:
-            chains.blocks_lost(state, event)
-        case events.StoreMeasured() as event:
-            chains.store_measured(state, event)
-        case events.ClearRequested():
-            chains.clear_requested(state)
         case events.ClockTicked():
             pass
         case events.RequestQueued() as event:
@@ -110,16 +91,8 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
             end(state, event.request_id, "request_cancelled")
         case events.RequestAborted() as event:
             end(state, event.request_id, "request_aborted")
-        case events.RequestDeferred() as event:
-            chains.request_deferred(state, event)
-        case events.BlockSavePlanned() as event:
-            chains.block_save_planned(state, event)
-        case events.BlocksEvicted() as event:
-            chains.blocks_evicted(state, event)
-        case events.TierShrunk() as event:
-            chains.tier_shrunk(state, event)
         case _:
-            assert_never(record.event)
+            chains.dispatch(state, record.event)
 
 
 # Facts

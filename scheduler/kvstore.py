@@ -9,7 +9,7 @@ facts. The loop alone removes files, after the commit that says so.
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -98,13 +98,20 @@ class KvStore:
 
     def save(self, caches: Caches, blocks: Sequence[PlannedBlock]) -> None:
         """See `KvPort.save`."""
-        for planned in blocks:
-            end = (planned.index + 1) * self.block_tokens
-            if planned.part == "block":
-                block = self.codec.cut_block(caches, end - self.block_tokens, self.block_tokens)
-            else:
-                block = self.codec.cut_state(caches, end)
-            self.hand_over(planned, block)
+        num_taken = 0
+        try:
+            for planned in blocks:
+                self.hand_over(planned, self.cut(caches, planned))
+                num_taken += 1
+        finally:
+            self.refuse(blocks[num_taken:])
+
+    def cut(self, caches: Caches, planned: PlannedBlock) -> Any:
+        """The evaluated copy of one block, or of the state at its end."""
+        end = (planned.index + 1) * self.block_tokens
+        if planned.part == "block":
+            return self.codec.cut_block(caches, end - self.block_tokens, self.block_tokens)
+        return self.codec.cut_state(caches, end)
 
     def hand_over(self, planned: PlannedBlock, block: Any) -> None:
         """Memory keeps the block, and a writer takes it, or the loop hears that none did."""
@@ -112,11 +119,15 @@ class KvStore:
         if self.settings.memory_bytes:
             self.tier.put(file, block)
         if not self.writers.offer(file, self.codec.tensors(block)):
-            self.deliver(
-                events.BlockSaveFailed(
-                    hash=planned.hash, part=planned.part, reason="not_taken", detail=""
-                )
-            )
+            # While saving has stopped the block is as good as one that was given up: it is tried
+            # again when saving goes on.
+            stopped = self.writers.stopped
+            self.deliver(not_saved(planned, "given_up" if stopped else "not_taken"))
+
+    def refuse(self, blocks: Sequence[PlannedBlock]) -> None:
+        """See `KvPort.refuse`."""
+        for planned in blocks:
+            self.deliver(not_saved(planned, "not_taken"))
 
     def restore(
         self,
@@ -262,6 +273,11 @@ def saved(result: Saved) -> Fact:
         saved_bytes=result.file_bytes,
         duration_ns=result.duration_ns,
     )
+
+
+def not_saved(planned: PlannedBlock, reason: Literal["given_up", "not_taken"]) -> Fact:
+    """The fact of a block that came to no writer."""
+    return events.BlockSaveFailed(hash=planned.hash, part=planned.part, reason=reason, detail="")
 
 
 def save_failed(result: SaveFailed) -> Fact:

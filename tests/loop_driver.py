@@ -7,7 +7,8 @@ from typing import cast
 
 from journal.journal import Journal
 from journal.memory import MemoryJournal
-from scheduler.engine.fake import FakeEngine, FakeSource, fake_token, prompt_digest
+from scheduler.engine.fake import FakeEngine, FakeSource
+from scheduler.engine.fake_row import fake_token, prompt_digest
 from scheduler.engine.fake_tokenizer import FakeTokenizer
 from scheduler.loop import Loop
 from scheduler.parameters import RequestParameters, SamplingParameters

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from scheduler.engine.fake import FakeEngine, FakeSource
 from scheduler.engine.model import ModelDescription, ModelError
@@ -26,6 +27,7 @@ class ScriptedSource:
     model_error: str | None = None
     load_error: str | None = None
     released: threading.Event | None = None
+    caches: Literal["mlx", "fake"] = "fake"
 
     def describe(self) -> ModelDescription:
         if self.released is not None:

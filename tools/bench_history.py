@@ -58,7 +58,7 @@ class HistoryWriter:
     def receive(self, count: int, max_tokens: int) -> None:
         """Requests come in."""
         arrivals = [self.arrivals.draw(max_tokens) for _ in range(count)]
-        facts = [received(arrival, self.state, i) for i, arrival in enumerate(arrivals)]
+        facts: list[Fact] = [received(arrival, self.state, i) for i, arrival in enumerate(arrivals)]
         self.commit(facts, Collected(facts, arrivals).side_rows(frozenset()))
 
     def prefill(self) -> None:

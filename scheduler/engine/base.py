@@ -248,9 +248,13 @@ class KvPort(Protocol):
         ...
 
     def save(self, caches: Caches, blocks: Sequence[PlannedBlock]) -> None:
-        """Takes evaluated copies of these blocks. Never waits; what comes of it is reported by the
-        writers.
+        """Takes evaluated copies of these blocks. Never waits; what comes of each is reported, also
+        when this raises what the model's libraries raise.
         """
+        ...
+
+    def refuse(self, blocks: Sequence[PlannedBlock]) -> None:
+        """Says of blocks that `save` will not be called: their row has failed."""
         ...
 
     def restore(

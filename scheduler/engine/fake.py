@@ -12,7 +12,6 @@ import sys
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal, assert_never
@@ -22,7 +21,6 @@ from scheduler.engine.base import (
     ChunkDone,
     Deliver,
     DropRow,
-    EndReason,
     EngineCommand,
     EngineDied,
     EngineLoaded,
@@ -38,16 +36,19 @@ from scheduler.engine.base import (
     SetBatch,
     StartRow,
     StepDone,
-    TokenLogprobs,
+)
+from scheduler.engine.fake_row import (
+    FakeCache,
+    FakeRow,
+    assert_boundary,
+    draw,
+    fake_logprobs,
+    fake_token,
+    make_row,
 )
 from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
 from scheduler.engine.model import ModelDescription
-from scheduler.engine.text import TextStream
 from scheduler.settings import FakeSettings
-
-CHARACTERS = bytes(range(0x20, 0x7F))
-TWO_BYTES = {7: 0xC3, 8: 0xA9}
-"""At these places of every 16 output tokens stand the two halves of one character (é)."""
 
 Phase = Literal["start", "prefill", "decode"]
 
@@ -67,30 +68,6 @@ def fake_facts(context_tokens: int) -> ModelFacts:
     )
 
 
-def prompt_digest(prompt: Iterable[int]) -> bytes:
-    """What of the prompt the tokens depend on."""
-    return sha256(array("I", prompt).tobytes()).digest()
-
-
-def draw(digest: bytes, index: int, nonce: int) -> int:
-    """64 bits for the output token at this index."""
-    seed = digest + index.to_bytes(8, "little") + nonce.to_bytes(8, "little")
-    return int.from_bytes(sha256(seed).digest()[:8], "little")
-
-
-def fake_token(digest: bytes, index: int, nonce: int) -> int:
-    """A printable byte, or half of a character of two bytes."""
-    half = TWO_BYTES.get(index % 16)
-    return half if half is not None else CHARACTERS[draw(digest, index, nonce) % len(CHARACTERS)]
-
-
-def fake_logprobs(token: int, drawn: int, num_top: int) -> TokenLogprobs:
-    """Values that a float32 holds exactly, the most likely first, the token itself among them."""
-    chosen = -(drawn % 512) / 512
-    others = ((32 + (token + 1 + i) % 95, chosen - (i + 1) / 512) for i in range(num_top - 1))
-    return TokenLogprobs(chosen, ((token, chosen), *others) if num_top else ())
-
-
 @dataclass(slots=True)
 class Failure:
     """A failure to come: of row `number`, in this work, once `at` tokens are cached or put out."""
@@ -99,71 +76,6 @@ class Failure:
     during: Phase
     at: int = 0
     error: str = "a scripted failure"
-
-
-@dataclass(slots=True)
-class FakeCache:
-    """A fake row's KV: the tokens that were fed, so that what is saved and restored can be told
-    from anything else.
-    """
-
-    tokens: "array[int]" = field(default_factory=lambda: array("I"))
-
-
-@dataclass(slots=True)
-class FakeRow:
-    """A row: its known tokens, and its caches."""
-
-    number: int
-    tokens: list[int]
-    num_prompt_tokens: int
-    max_tokens: int
-    digest: bytes
-    text: TextStream
-    ends_turn: bool
-    num_top: int | None
-    caches: list[FakeCache] = field(default_factory=lambda: [FakeCache()])
-    ended: EndReason | None = None
-    failed: bool = False
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """The positions that its caches hold."""
-        return len(self.caches[0].tokens)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.tokens) - self.num_prompt_tokens
-
-    def feed(self, end: int) -> None:
-        """Its caches hold the first `end` tokens from here on."""
-        kept = self.caches[0].tokens
-        assert list(kept) == self.tokens[: len(kept)], f"row {self.number} holds other tokens' KV"
-        kept.extend(self.tokens[len(kept) : end])
-
-    @property
-    def decodes(self) -> bool:
-        return self.ended is None and not self.failed
-
-
-def make_row(command: StartRow, turn_tokens: int) -> FakeRow:
-    """A row with empty caches, whose text has seen the output so far."""
-    tokenizer = FakeTokenizer()
-    sampling = command.sampling
-    ends = () if sampling.ignore_end_of_turn else tuple(tokenizer.end_of_turn_ids)
-    text = TextStream(tokenizer.detokenizer, sampling.stop, ends)
-    for token in command.token_ids[command.num_prompt_tokens :]:
-        text.add(token)
-    return FakeRow(
-        number=command.number,
-        tokens=list(command.token_ids),
-        num_prompt_tokens=command.num_prompt_tokens,
-        max_tokens=command.max_tokens,
-        digest=prompt_digest(command.token_ids[: command.num_prompt_tokens]),
-        text=text,
-        ends_turn=turn_tokens > 0 and not sampling.ignore_end_of_turn,
-        num_top=sampling.top_logprobs if sampling.logprobs else None,
-    )
 
 
 @dataclass
@@ -289,7 +201,9 @@ class FakeEngine:
     def save(self, command: SaveBlocks) -> None:
         assert self.kv is not None, "blocks are saved where there is a store"
         row = self.rows[command.number]
-        if not row.failed:
+        if row.failed:
+            self.kv.refuse(command.blocks)
+        else:
             self.kv.save(row.caches, command.blocks)
 
     def restore(self, command: RestoreRow) -> None:
@@ -423,13 +337,6 @@ class FakeEngine:
     def active_bytes(self) -> int:
         """What the allocator would read."""
         return self.facts.weights_bytes + sum(self.row_bytes(row) for row in self.rows.values())
-
-
-def assert_boundary(row: FakeRow) -> None:
-    """The last known token is pending: drawn, not fed."""
-    assert row.num_cached_tokens == len(row.tokens) - 1, (
-        f"row {row.number}: {row.num_cached_tokens} cached of {len(row.tokens)} known tokens"
-    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -31,7 +31,6 @@ from scheduler.engine.base import (
     KvPort,
     ReleaseStep,
     RestoreRow,
-    Restoring,
     RowFailed,
     RowFreed,
     RowTokens,
@@ -45,6 +44,7 @@ from scheduler.engine.decoding import ROW_ERRORS, Decoder, Step
 from scheduler.engine.loading import LoadedModel
 from scheduler.engine.model import ModelError, Tokenizer
 from scheduler.engine.rows import Row, make_row, row_tokens
+from scheduler.engine.saved import Ready, SavedKv
 
 CLEAR_EVERY_STEPS = 256
 """How often decoding gives the allocator's unused buffers back, as mlx-lm does."""
@@ -99,18 +99,7 @@ class MlxEngine:
             mx.clear_streams()
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A block has been read for this row: the engine's own note to itself."""
-
-    number: int
-
-
 Commands = queue.SimpleQueue[EngineCommand | Ready | None]
-
-
-def ignore(_: Ready) -> None:
-    """Nobody is there to be woken before `serve`."""
 
 
 class EngineWorker:
@@ -121,9 +110,7 @@ class EngineWorker:
     def __init__(
         self, loaded: LoadedModel, deliver: Deliver, tokenizer: Tokenizer, kv: KvPort | None = None
     ) -> None:
-        self._kv = kv
-        self._restores: dict[int, Restoring] = {}
-        self._wake: Callable[[Ready], None] = ignore
+        self._saved = SavedKv(kv, deliver, self._fail)
         self._decoder = Decoder(loaded.model, loaded.result.one_row_only)
         self._num_vocabulary = loaded.num_vocabulary
         self._deliver = deliver
@@ -139,7 +126,7 @@ class EngineWorker:
 
     def serve(self, commands: "Commands") -> None:
         """Works until `None` is among the commands."""
-        self._wake = commands.put
+        self._saved.wake = commands.put
         busy = False
         while True:
             try:
@@ -168,11 +155,11 @@ class EngineWorker:
             case DropRow():
                 self._drop(command.number)
             case SaveBlocks():
-                self._save(command)
+                self._saved.save(self.rows[command.number], command)
             case RestoreRow():
-                self._restore_row(command)
+                self._saved.restore(self.rows[command.number], command)
             case Ready():
-                self._advance_restore(command.number)
+                self._saved.advance(command.number)
 
     def advance(self) -> bool:
         """Does one piece of work. False: there is none until another command comes."""
@@ -225,56 +212,10 @@ class EngineWorker:
             self._fail(row, "start", error)
         self.rows[command.number] = row
 
-    def _save(self, command: SaveBlocks) -> None:
-        """Cuts blocks out of a row. One that failed has nothing that is to be believed."""
-        row = self.rows[command.number]
-        assert self._kv is not None, "blocks are saved where there is a store"
-        if not row.caches:
-            return
-        try:
-            self._kv.save(row.caches, command.blocks)
-        except ROW_ERRORS as error:
-            self._fail(row, "prefill", error)
-
-    def _restore_row(self, command: RestoreRow) -> None:
-        """Begins to fill a row. What has been read is copied as it comes, between two steps."""
-        row = self.rows[command.number]
-        assert self._kv is not None, "rows are restored where there is a store"
-        if row.ended:
-            return
-        ready = partial(self._wake, Ready(command.number))
-        try:
-            self._restores[command.number] = self._kv.restore(
-                row.caches, command, len(row.tokens), ready
-            )
-        except ROW_ERRORS as error:
-            self._fail(row, "start", error)
-
-    def _advance_restore(self, number: int) -> None:
-        restoring = self._restores.get(number)
-        if restoring is None:
-            return  # the row was dropped meanwhile
-        row = self.rows[number]
-        try:
-            result = restoring.advance(wait=False)
-        except ROW_ERRORS as error:
-            self._close_restore(number)
-            self._fail(row, "start", error)
-            return
-        if result is not None:
-            self._close_restore(number)
-            row.cached = result.num_tokens
-            self._deliver(result)
-
-    def _close_restore(self, number: int) -> None:
-        restoring = self._restores.pop(number, None)
-        if restoring is not None:
-            restoring.close()
-
     def _fail(
         self, row: Row, during: Literal["start", "prefill", "decode"], error: Exception
     ) -> None:
-        row.ended = True
+        row.ended = row.broken = True
         self._deliver(RowFailed(row.number, during, f"{type(error).__name__}: {error}"))
 
     def _run_chunk(self, chunk: RunChunk) -> None:
@@ -317,7 +258,7 @@ class EngineWorker:
         if row is None:
             self._deliver(RowFreed(number, 0))
             return
-        self._close_restore(number)
+        self._saved.close(number)
         self._chunks = deque(chunk for chunk in self._chunks if chunk.number != number)
         self._batch = SetBatch(
             self._batch.batch, tuple(other for other in self._batch.numbers if other != number)

@@ -35,13 +35,15 @@ class Row:
     ended: bool = False
     """No token of it is wanted any more: it ended, failed or was dropped."""
     dropped: bool = False
+    broken: bool = False
+    """Its work raised: what its caches hold is not to be believed."""
 
     @classmethod
     def failed(cls, start: StartRow) -> "Row":
         """A row that could not be made: it stands for its number until it is dropped."""
         sampler = RowSampler(SamplingParameters(seed=0), 0, (), ())
         row = cls(start.number, start, list(start.token_ids), [], sampler, None, frozenset())
-        row.ended = True
+        row.ended = row.broken = True
         return row
 
     @property

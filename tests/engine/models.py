@@ -86,7 +86,7 @@ class TinyModel:
     def loaded(self) -> loading.LoadedModel:
         """As the engine gets it."""
         result = EngineLoaded(NO_FACTS, self.one_row_only, "", 0)
-        return loading.LoadedModel(self.model, self.num_vocabulary, result)
+        return loading.LoadedModel(self.model, self.num_vocabulary, result, [], 0)
 
 
 def load_tiny(folder: Path) -> TinyModel:

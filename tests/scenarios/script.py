@@ -15,6 +15,19 @@ scenario is about.
     cancel_requested a
     client_gone a
     server_stopping
+
+With saved KV (a value with commas is a list):
+
+    server_started kv.max_bytes=64000
+    engine_ready kv_domain=d
+    blocks_named a first=0 hashes=h0,h1
+    block_saved h0 saved_bytes=16000        the file of a block, or with part=state of a state
+    block_save_failed h0 reason=io_error
+    chain_restored a num_tokens=32
+    block_corrupt h0 reason=missing
+    blocks_lost hashes=h0,h1
+    store_measured free_bytes=5
+    saving_stopped, saving_resumed, clear_requested, clock_ticked
 """
 
 from collections.abc import Callable
@@ -28,7 +41,8 @@ from journal.events import AnyEvent, Record
 from scheduler.effects import Effect
 from scheduler.request import Phase, Request
 from scheduler.state import SchedulerState
-from tests.unit.core_driver import LIMITS, MODEL, CoreDriver, engine_ready, server_started
+from tests.unit.core_driver import LIMITS, MODEL, CoreDriver, server_started
+from tests.unit.kv_driver import KV
 
 RULE = "----"
 Details = dict[str, Any]
@@ -72,13 +86,20 @@ class Script:
         kind = events.kind_of(type(record.event).__name__)
         if record.source == "fact":
             return f"{record.seq} {kind}"
-        return f"{record.seq} {kind} {words_of(msgspec.structs.asdict(record.event))}".rstrip()
+        return f"{record.seq} {kind} {words_of(fields_of(record.event))}".rstrip()
 
     def words_of_effect(self, effect: Effect) -> str:
         details = asdict(effect)
         seq, _ = details.pop("seq"), details.pop("event", None)
         kind = events.kind_of(type(effect).__name__)
         return f"{kind} {words_of(details)}".rstrip() + f" ({seq})"
+
+
+def fields_of(event: AnyEvent) -> Details:
+    """The fields that say something: not those that have their default."""
+    unset = {field.name: field.default for field in msgspec.structs.fields(event)}
+    fields = msgspec.structs.asdict(event)
+    return {name: value for name, value in fields.items() if value != unset[name]}
 
 
 def words_of(details: Details) -> str:
@@ -94,10 +115,17 @@ def words_of(details: Details) -> str:
         elif isinstance(value, msgspec.Struct):
             words.append(words_of(msgspec.structs.asdict(value)))
         elif isinstance(value, tuple):
-            words.append(f"{name}={','.join(map(str, value)) or '-'}")
+            words.append(f"{name}={','.join(map(word_of, value)) or '-'}")
         else:
             words.append(f"{name}={value}" if " " not in str(value) else f"{name}='{value}'")
     return " ".join(words)
+
+
+def word_of(value: object) -> str:
+    """One of several values: a block to be saved by its name."""
+    if isinstance(value, events.PlannedBlock):
+        return value.hash if value.part == "block" else f"{value.hash}.state"
+    return str(value)
 
 
 def standing(state: SchedulerState, request: Request) -> str:
@@ -120,6 +148,9 @@ def standing(state: SchedulerState, request: Request) -> str:
 def start(script: Script, **details: str) -> AnyEvent:
     script.driver.run_id += 1
     limits = changed(LIMITS, details)
+    about_kv = {k.removeprefix("kv."): v for k, v in details.items() if k.startswith("kv.")}
+    if about_kv:
+        limits = msgspec.structs.replace(limits, kv=changed(KV, about_kv))
     model = changed(MODEL, details)
     script.driver.model = model
     return server_started(limits, model)
@@ -132,9 +163,16 @@ def changed(default: Any, details: dict[str, str]) -> Any:
     return msgspec.convert(whole, type(default), strict=False)
 
 
-def ready(script: Script, one_row_only: str = "false", **details: str) -> AnyEvent:
-    model = changed(script.driver.model, details)
-    return engine_ready(model, one_row_only=one_row_only == "true")
+def ready(
+    script: Script, one_row_only: str = "false", kv_domain: str = "", **details: str
+) -> AnyEvent:
+    return events.EngineReady(
+        model=changed(script.driver.model, details),
+        one_row_only=one_row_only == "true",
+        note="",
+        load_ns=1,
+        kv_domain=kv_domain,
+    )
 
 
 def receive(
@@ -151,6 +189,20 @@ def fail(script: Script, name: str, during: str) -> AnyEvent:
     return msgspec.convert(msgspec.to_builtins(fact) | {"during": during}, events.EngineFailed)
 
 
+def about_blocks(kind: type[AnyEvent], **defaults: object) -> Callable[..., AnyEvent]:
+    """Reads a fact about blocks: what the line leaves out has these values."""
+
+    def read(_: Script, *names: str, **details: str) -> AnyEvent:
+        lists = {k: v.split(",") for k, v in details.items() if k in ("hashes", "states")}
+        named = {"request_id" if kind in OF_REQUESTS else "hash": name for name in names}
+        return msgspec.convert({**defaults, **named, **details, **lists}, kind, strict=False)
+
+    return read
+
+
+OF_REQUESTS = (events.BlocksNamed, events.ChainRestored)
+NO_TOKENS = {"num_memory_tokens": 0, "num_disk_tokens": 0, "read_bytes": 0, "duration_ns": 1}
+
 FACTS: dict[str, Callable[..., AnyEvent]] = {
     "server_started": start,
     "engine_ready": ready,
@@ -162,5 +214,16 @@ FACTS: dict[str, Callable[..., AnyEvent]] = {
     "cancel_requested": lambda _, name: events.CancelRequested(request_id=name),
     "client_gone": lambda _, name: events.ClientGone(request_id=name),
     "server_stopping": lambda _: events.ServerStopping(reason="SIGTERM"),
+    "blocks_named": about_blocks(events.BlocksNamed, first=0),
+    "block_saved": about_blocks(events.BlockSaved, part="block", duration_ns=1),
+    "block_save_failed": about_blocks(events.BlockSaveFailed, part="block", detail=""),
+    "saving_stopped": about_blocks(events.SavingStopped, detail=""),
+    "saving_resumed": about_blocks(events.SavingResumed, stopped_ns=1),
+    "chain_restored": about_blocks(events.ChainRestored, number=0, **NO_TOKENS),
+    "block_corrupt": about_blocks(events.BlockCorrupt, part="block", detail=""),
+    "blocks_lost": about_blocks(events.BlocksLost, hashes=(), states=(), reason="missing"),
+    "store_measured": about_blocks(events.StoreMeasured, num_swept=0, swept_bytes=0),
+    "clear_requested": about_blocks(events.ClearRequested, by="test"),
+    "clock_ticked": about_blocks(events.ClockTicked),
 }
 assert set(FACTS) == {events.kind_of(fact.__name__) for fact in events.FACTS} - {"state_carried"}

@@ -9,6 +9,7 @@ from scheduler.evolve import dispatch, evolve, fold
 from scheduler.request import Phase
 from scheduler.state import STATE_VERSION, SchedulerState
 from tests.unit.core_driver import CoreDriver, kinds, request_in
+from tests.unit.kv_driver import BLOCK, BLOCK_BYTES, KvDriver, kv_limits
 
 
 def carried(state: SchedulerState) -> events.StateCarried:
@@ -36,14 +37,43 @@ def busy() -> CoreDriver:
     return driver
 
 
+def busy_with_blocks() -> KvDriver:
+    """A run in which every kind of event about blocks has happened."""
+    driver = KvDriver(kv_limits(max_bytes=6 * BLOCK_BYTES, memory_bytes=2 * BLOCK_BYTES))
+    driver.run("xyz")
+    driver.ask("xyabc", 1)
+    driver.ask("xyabc", 1)
+    driver.step(
+        events.BlockCorrupt(hash="xy", part="block", reason="corrupt", detail=""),
+        driver.restored("b", BLOCK),
+    )
+    driver.prefill()
+    first, second = driver.plans[:2]
+    driver.step(
+        driver.saved(first),
+        events.BlockSaveFailed(hash=second.hash, part="block", reason="disk_full", detail=""),
+        events.SavingStopped(reason="disk_full", detail=""),
+    )
+    driver.step(
+        events.StoreMeasured(free_bytes=9, num_swept=0, swept_bytes=0),
+        events.SavingResumed(stopped_ns=1),
+        events.BlocksLost(hashes=("x",), states=("x",), reason="missing"),
+        events.ClearRequested(by="test"),
+    )
+    driver.step(events.ClockTicked())
+    return driver
+
+
 def test_every_kind_is_folded() -> None:
-    driver = busy()
-    seen = set(kinds([record.event for record in driver.records]))
+    drivers = (busy(), busy_with_blocks())
+    seen = {kind for d in drivers for kind in kinds([record.event for record in d.records])}
     assert seen == set(events.KINDS) - {"state_carried"}
-    state = SchedulerState()
-    fold(state, driver.records)
-    assert state == driver.state
-    [record] = driver.place("fact", [carried(state)])
+    for driver in drivers:
+        state = SchedulerState()
+        fold(state, driver.records)
+        assert state == driver.state
+    driver = drivers[0]
+    [record] = driver.place("fact", [carried(driver.state)])
     dispatch(SchedulerState(), record)
 
 
@@ -106,9 +136,9 @@ def test_second_chunk_at_a_time_is_refused() -> None:
 
 
 def test_state_survives_its_codec() -> None:
-    state = busy().state
-    assert msgspec.json.decode(msgspec.json.encode(state), type=SchedulerState) == state
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=SchedulerState) == state
+    for state in (busy().state, busy_with_blocks().state):
+        assert msgspec.json.decode(msgspec.json.encode(state), type=SchedulerState) == state
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=SchedulerState) == state
 
 
 def test_carried_state_takes_the_place_of_what_came_before() -> None:

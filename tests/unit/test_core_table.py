@@ -145,11 +145,15 @@ DECISIONS: list[events.AnyEvent] = [
     events.RequestAborted(
         request_id="a", number=1, reason="engine_failed", detail="", num_output_tokens=0
     ),
+    events.RequestDeferred(request_id="a", number=1, hash="h", computed_by=2, until_ns=9),
 ]
+ABOUT_BLOCKS = (events.BlockSavePlanned, events.BlocksEvicted, events.TierShrunk)
+"""Decisions that leave every request in its phase."""
 
 
 def test_list_of_decisions_is_whole() -> None:
-    assert [type(decision) for decision in DECISIONS] == list(events.DECISIONS)
+    about_requests = [kind for kind in events.DECISIONS if kind not in ABOUT_BLOCKS]
+    assert [type(decision) for decision in DECISIONS] == about_requests
 
 
 def kind(decision: events.AnyEvent) -> str:

@@ -98,7 +98,7 @@ def test_a_crash_leaves_a_file_whole_or_absent(number: int, tmp_path: Path) -> N
 
 
 def test_the_reserve_stays_free(tmp_path: Path) -> None:
-    files = FaultyFiles(quota_bytes=10_000)
+    files = FaultyFiles(quota_bytes=11_000)
     store = BlockStore(tmp_path, files, reserve_bytes=5_000)
     results = [store.save(block(number), piece(2000)) for number in range(3)]
     assert [type(result) for result in results] == [Saved, Saved, SaveFailed]
