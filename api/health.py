@@ -28,9 +28,15 @@ async def health(api: CurrentApi) -> Response:
         "model": None if served is None else served.name,
         "blas": None if served is None else served.blas,
         "device": None if served is None else device_of(served.blas),
+        "saving": saving_object(service.saving_stopped, enabled=api.settings.kv.enabled),
         "journal": journal_object(api.settings.state / "journal.db", service.metrics),
     }
     return json_response(body)
+
+
+def saving_object(stopped: str | None, *, enabled: bool) -> dict[str, object]:
+    """Whether KV is saved. A disk that is full or fails stops that, and nothing else."""
+    return {"enabled": enabled, "stopped": stopped is not None, "reason": stopped}
 
 
 def state_of(readiness: Readiness) -> str:

@@ -61,6 +61,12 @@ MAX_LISTED_EVENTS = 1000
 CANCEL_WAIT_S = 3.0
 """How long a DELETE waits for the end that it caused."""
 
+CLEAR_WAIT_S = 5.0
+"""How long `POST /v1/cache/clear` waits until all that may go has gone."""
+
+CLEAR_LOOK_S = 0.05
+"""Between two looks at it."""
+
 BACKLOG = 2048
 """Connections that wait to be accepted, above all while the server starts."""
 

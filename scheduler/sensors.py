@@ -44,11 +44,14 @@ there are 32 admissions, a batch, and a chunk's commit and plan.
 """
 
 
+WishFact = events.CancelRequested | events.ClientGone | events.ClearRequested
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Something that HTTP wants for a request that is there."""
+    """Something that HTTP wants: for a request that is there, or for the whole cache."""
 
-    fact: events.CancelRequested | events.ClientGone
+    fact: WishFact
 
 
 @dataclass(slots=True)
@@ -112,13 +115,18 @@ class Sensors:
         self.inbox.append(arrival)
         self.wake.set()
 
-    def wish(self, fact: events.CancelRequested | events.ClientGone) -> None:
-        """Each wish for a request waits here once, however often it is made."""
-        key = (type(fact).__name__, fact.request_id)
+    def wish(self, fact: WishFact) -> None:
+        """Each wish for a request, or for the cache, waits here once, however often it is made."""
+        key = key_of(fact)
         if key not in self.wishes:
             self.wishes.add(key)
             self.inbox.append(Wish(fact))
             self.wake.set()
+
+    @property
+    def clear_is_waiting(self) -> bool:
+        """Whether somebody wants the cache cleared, and no step has taken it yet."""
+        return CLEAR in self.wishes
 
     def deliver(self, result: EngineResult) -> None:
         """What an engine calls. The protocol bounds it: one step, one chunk, a drop per row."""
@@ -163,8 +171,10 @@ class Sensors:
             fact = received(item, state, len(collected.arrivals))
             collected.arrivals.append(item)
             return [fact, *self.names.of_arrival(item, fact.number)]
+        self.wishes.discard(key_of(item.fact))
+        if isinstance(item.fact, events.ClearRequested):
+            return [item.fact]
         request_id = item.fact.request_id
-        self.wishes.discard((type(item.fact).__name__, request_id))
         if request_id in state.numbers or is_among(request_id, collected.arrivals):
             return [item.fact]
         return []
@@ -197,7 +207,16 @@ class Sensors:
                 assert_never(result)
 
 
+CLEAR = ("ClearRequested", "")
+
 T = TypeVar("T", Arrival | Wish, EngineResult)
+
+
+def key_of(fact: WishFact) -> tuple[str, str]:
+    """What makes two wishes the same."""
+    if isinstance(fact, events.ClearRequested):
+        return CLEAR
+    return type(fact).__name__, fact.request_id
 
 
 def is_due(state: SchedulerState) -> bool:

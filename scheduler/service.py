@@ -21,7 +21,14 @@ from scheduler.run import Ended, Exit, Run
 from scheduler.settings import Settings
 from scheduler.state import SchedulerState
 from scheduler.streams import Arrival, RequestStream, StreamHub
-from scheduler.views import RequestView, ServerView, view_open, view_server
+from scheduler.views import (
+    CacheView,
+    RequestView,
+    ServerView,
+    view_cache,
+    view_open,
+    view_server,
+)
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32 in lower case: nothing in it is mistaken for another letter."""
@@ -148,6 +155,20 @@ class Service:
     def client_gone(self, request_id: str) -> None:
         """The request's connection is lost."""
         self._run.sensors.wish(events.ClientGone(request_id=request_id))
+
+    def clear_cache(self, by: str) -> None:
+        """Sends away every saved block that may go. `view_cache` says when that is done."""
+        self._run.sensors.wish(events.ClearRequested(by=by))
+
+    async def view_cache(self) -> CacheView:
+        """What is saved of KV. Raises Saturated."""
+        sensors = self._run.sensors
+        return await self._ask(lambda state: view_cache(state, sensors.clear_is_waiting))
+
+    @property
+    def saving_stopped(self) -> str | None:
+        """Why no KV is saved at present; null while it is, and where it never is."""
+        return self._run.state.index.stopped
 
     async def find(self, request_id: str) -> RequestStream | None:
         """The request's stream: the live one, or one rebuilt from the journal, as long as its

@@ -55,7 +55,56 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     leaving_bytes: int
     weights_bytes: int
     ceiling_bytes: int | None
+
+
+class CacheView(msgspec.Struct, frozen=True, kw_only=True):
+    """Saved KV as of one boundary between two steps.
+
+    `num_used_blocks` must stay: requests hold them, or longer chains go through them.
+    `num_other_blocks` belong to other models or settings. `disk_bytes` of files count against
+    `max_bytes`; `memory_bytes` are kept in memory beside that, at most `max_memory_bytes`;
+    `writing_bytes` are in the writers' hands. `free_bytes` is what the file system had free at the
+    last look. `stopped` says why nothing is saved at present.
+    """
+
+    enabled: bool
+    domain: str | None
+    block_tokens: int | None
     num_blocks: int
+    num_used_blocks: int
+    num_other_blocks: int
+    disk_bytes: int
+    max_bytes: int | None
+    memory_bytes: int
+    max_memory_bytes: int | None
+    writing_bytes: int
+    free_bytes: int | None
+    reserve_bytes: int | None
+    stopped: str | None
+    clearing: bool
+
+
+def view_cache(state: SchedulerState, clear_is_waiting: bool) -> CacheView:
+    """The index of blocks in numbers. A clear that the loop has not taken yet is under way too."""
+    index = state.index
+    kv = state.limits.kv if state.limits is not None else None
+    return CacheView(
+        enabled=kv is not None,
+        domain=index.domain or None,
+        block_tokens=None if kv is None else kv.block_tokens,
+        num_blocks=len(index.blocks),
+        num_used_blocks=len(index.blocks) - len(index.order),
+        num_other_blocks=len(index.blocks) - index.num_ours,
+        disk_bytes=index.disk_bytes,
+        max_bytes=None if kv is None else kv.max_bytes,
+        memory_bytes=index.hot_bytes,
+        max_memory_bytes=None if kv is None else kv.memory_bytes,
+        writing_bytes=index.writing_bytes,
+        free_bytes=index.free_bytes,
+        reserve_bytes=None if kv is None else kv.reserve_bytes,
+        stopped=index.stopped,
+        clearing=state.clearing or clear_is_waiting,
+    )
 
 
 def view_server(state: SchedulerState, now_ns: int) -> ServerView:
@@ -79,7 +128,6 @@ def view_server(state: SchedulerState, now_ns: int) -> ServerView:
         leaving_bytes=sum(state.leaving.values()),
         weights_bytes=0 if state.model is None else state.model.weights_bytes,
         ceiling_bytes=None if state.limits is None else state.limits.ceiling_bytes,
-        num_blocks=len(state.index.blocks),
     )
 
 

@@ -2,6 +2,8 @@
 
 import re
 import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from journal import audit
 from journal.reader import JournalReader
 from journal.verify import verify as findings_of
 from tests.integration.events import stream
-from tests.integration.http_server import RunningServer, running
+from tests.integration.http_server import TIMEOUT_S, RunningServer, running
 
 TEXT = "/v1/completions"
 KV = {"block_tokens": 16, "reserve_bytes": 0}
@@ -39,7 +42,9 @@ def cached_of(body: dict[str, Any]) -> int:
 
 def wait_for_saves(server: RunningServer, num_blocks: int) -> None:
     """Returns once so many blocks are on disk."""
-    server.wait_until(lambda view: view.num_blocks >= num_blocks)
+    deadline = time.monotonic() + TIMEOUT_S
+    while server.http.get("/v1/cache").json()["num_blocks"] < num_blocks:
+        assert time.monotonic() < deadline, "the blocks were not saved"
 
 
 def metric(server: RunningServer, name: str) -> float:
@@ -96,3 +101,80 @@ def test_a_stream_says_the_same_while_it_comes_later_and_after_a_restart(
         shown = server.http.get(f"/v1/requests/{request_id}").json()
         assert shown["num_memory_tokens"] + shown["num_disk_tokens"] == NUM_TOKENS - 1
         assert cached(ask(server)) == NUM_TOKENS - 1, "the blocks have survived"
+
+
+def test_the_cache_is_shown_in_numbers(state_folder: Path) -> None:
+    with running(state_folder, kv={**KV, "max_bytes": 10**9}) as server:
+        empty = server.http.get("/v1/cache").json()
+        assert (empty["num_blocks"], empty["disk_bytes"]) == (0, 0)
+        assert empty["since_start"]["hit_rate"] is None
+        ask(server)
+        wait_for_saves(server, NUM_TOKENS // 16)
+        ask(server)
+        shown = server.http.get("/v1/cache").json()
+        files = list((state_folder / "kv").rglob("*.safetensors"))
+        assert shown["num_blocks"] == len(files) == NUM_TOKENS // 16
+        assert shown["disk_bytes"] == sum(file.stat().st_size for file in files)
+        assert (shown["enabled"], shown["block_tokens"]) == (True, 16)
+        assert (shown["max_bytes"], shown["stopped"]) == (10**9, None)
+        assert shown["num_used_blocks"] == NUM_TOKENS // 16 - 1, "only the last one may go"
+        assert shown["free_bytes"] > 0
+        assert len(shown["domain"]) == 64
+        hit_rate = (NUM_TOKENS - 1) / (2 * NUM_TOKENS)
+        assert shown["since_start"]["hit_rate"] == round(hit_rate, 4)
+        assert metric(server, "fermata_kv_blocks") == NUM_TOKENS // 16
+        assert metric(server, "fermata_kv_disk_bytes") == shown["disk_bytes"]
+        assert server.http.get("/health").json()["saving"] == {
+            "enabled": True,
+            "stopped": False,
+            "reason": None,
+        }
+
+
+def test_clear_sends_away_what_no_request_holds(state_folder: Path) -> None:
+    fake = {"step_ms": 5}
+    with running(state_folder, kv=KV, fake=fake) as server, ThreadPoolExecutor(1) as pool:
+        ask(server, "Something else that was asked before this.")
+        body = {"model": "default", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+        held = pool.submit(server.http.post, TEXT, json=body)
+        request_id = server.wait_for_phase("decoding")
+        wait_for_saves(server, NUM_TOKENS // 16 + 2)
+        answer = server.http.post("/v1/cache/clear")
+        assert answer.status_code == 200
+        body = answer.json()
+        assert (body["done"], body["num_cleared_blocks"]) == (True, 2)
+        assert body["num_blocks"] >= NUM_TOKENS // 16, "a running request keeps its blocks"
+        server.http.delete(f"/v1/requests/{request_id}")
+        assert held.result().status_code == 410
+        everything = server.http.post("/v1/cache/clear").json()
+        assert (everything["done"], everything["num_blocks"]) == (True, 0)
+        assert list((state_folder / "kv").rglob("*.safetensors")) == []
+        assert cached(ask(server)) == 0
+    with JournalReader.open(state_folder) as reader:
+        last = list(audit.cache_misses(reader))[-1]
+        assert (last.parted_at_tokens, last.parted_because) == (0, "evicted")
+
+
+def test_a_server_that_saves_nothing_says_so(state_folder: Path) -> None:
+    with running(state_folder, kv={"enabled": False}) as server:
+        ask(server)
+        assert cached(ask(server)) == 0
+        assert server.http.get("/v1/cache").json()["enabled"] is False
+        assert server.http.get("/health").json()["saving"]["enabled"] is False
+        refused = server.http.post("/v1/cache/clear")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cache_disabled")
+    with JournalReader.open(state_folder) as reader:
+        assert {row.parted_because for row in audit.cache_misses(reader)} == {"off"}
+
+
+def test_a_full_disk_stops_saving_and_nothing_else(state_folder: Path) -> None:
+    with running(state_folder, kv={**KV, "reserve_bytes": 2**62}) as server:
+        ask(server)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not server.http.get("/health").json()["saving"]["stopped"]:
+            assert time.monotonic() < deadline, "saving did not stop"
+        assert server.http.get("/health").json()["saving"]["reason"] == "disk_full"
+        assert server.http.get("/v1/cache").json()["stopped"] == "disk_full"
+        assert metric(server, "fermata_kv_save_failures_total") > 0
+        assert server.http.get("/ready").status_code == 200
+        ask(server)
