@@ -211,6 +211,14 @@ def blocks(reader: JournalReader) -> Iterator[BlockFigures]:
     return _rows(reader, BlockFigures, "blocks", "hash", "")
 
 
+def block(reader: JournalReader, name: str) -> BlockFigures | None:
+    """One block by its hash, or None when it is not there."""
+    names = ", ".join(BlockFigures.__struct_fields__)
+    with reader.transaction() as run:
+        row = run(f"SELECT {names} FROM blocks WHERE hash = ?", (name,)).fetchone()
+    return None if row is None else BlockFigures(*row)
+
+
 def _rows(
     reader: JournalReader, cls: type[Figures], view: str, key: str, after: int | str
 ) -> Iterator[Figures]:

@@ -6,6 +6,7 @@ command is a thin function here: its options, and one call of `run` in the modul
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,16 @@ UrlOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Put one JSON object on the last line of stdout.")
 ]
+
+
+class Format(StrEnum):
+    """How a command writes rows."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
 API_KEY = "FERMATA_SERVER__API_KEY"
 DEFAULT_STATE = Path("fermata-state")
 
@@ -115,6 +126,58 @@ def journal_verify(journal: JournalArgument) -> None:
     from tools import journal_info as command
 
     sys.exit(command.verify(journal))
+
+
+cache_app = typer.Typer(help="Look after saved KV.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command("info")
+def cache_info(
+    state: StateOption = DEFAULT_STATE, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what a running server has saved of KV, and what that has saved of work."""
+    from tools import cache as command
+
+    sys.exit(command.info(state, url, os.environ.get(API_KEY), as_json=as_json))
+
+
+@cache_app.command("clear")
+def cache_clear(
+    state: StateOption = DEFAULT_STATE, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Throw saved KV away, but for what running requests hold. It needs a running server."""
+    from tools import cache as command
+
+    sys.exit(command.clear(state, url, os.environ.get(API_KEY), as_json=as_json))
+
+
+@cache_app.command("verify")
+def cache_verify(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> None:
+    """Read every saved block and compare it with its checksum and the journal, beside a running
+    server or without one. Exit status: 0 when all are sound, 1 when one is not, 2 when the journal
+    cannot be read.
+    """
+    from tools import cache_verify as command
+
+    sys.exit(command.run(state, as_json=as_json))
+
+
+audit_app = typer.Typer(help="Ask a journal what happened, and why.", no_args_is_help=True)
+app.add_typer(audit_app, name="audit")
+
+
+@audit_app.command("misses")
+def audit_misses(
+    journal: JournalArgument,
+    form: Annotated[
+        Format, typer.Option("--format", help="How the rows are written.")
+    ] = Format.TABLE,
+) -> None:
+    """Show for each request what its prompt found in saved KV, and why it found no more."""
+    from tools import audit as command
+
+    sys.exit(command.misses(journal, form.value))
 
 
 @app.command()

@@ -31,10 +31,18 @@ class Client:
 
     def get(self, path: str) -> dict[str, object]:
         """The JSON object at this path. Raises ClientError."""
+        return self.ask("GET", path)
+
+    def post(self, path: str) -> dict[str, object]:
+        """What comes of doing this, as a JSON object. Raises ClientError."""
+        return self.ask("POST", path)
+
+    def ask(self, method: str, path: str) -> dict[str, object]:
+        """One exchange, without a body. Raises ClientError."""
         headers = {"Accept": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(self.address + path, headers=headers)
+        request = urllib.request.Request(self.address + path, headers=headers, method=method)
         # A proxy of the environment has nothing to do with a server of one's own.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -63,7 +71,12 @@ class Client:
         """An error status in words."""
         if error.code in (401, 403):
             return f"{self.address} wants its API key: set FERMATA_SERVER__API_KEY"
-        return f"{self.address} answered {error.code} {error.reason}"
+        reason = f"{self.address} answered {error.code} {error.reason}"
+        try:
+            words = json.loads(error.read(MAX_ANSWER_BYTES))["error"]["message"]
+        except (ValueError, KeyError, TypeError, OSError):
+            return reason
+        return f"{reason}: {words}"
 
 
 def client_for(state: Path, url: str | None, api_key: str | None) -> Client:

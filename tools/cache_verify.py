@@ -1,0 +1,98 @@
+"""`fermata cache verify`: every file of saved KV, read whole, against its checksum and the journal.
+
+It only reads, so it may run beside the server. What the server removes meanwhile is no finding: a
+block counts only if the journal still knows it after its file was found bad.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from journal import audit
+from journal.audit import BlockFigures
+from journal.errors import JournalError
+from journal.reader import JournalReader
+from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
+from scheduler.kvcache.store import BlockStore, ReadFailed
+
+SOUND, FINDINGS, UNUSABLE = 0, 1, 2
+
+
+@dataclass
+class Report:
+    """What was read. `unknown` are files that the journal does not know: the next start of the
+    server removes them.
+    """
+
+    num_files: int = 0
+    num_bytes: int = 0
+    findings: list[str] = field(default_factory=list[str])
+    unknown: list[str] = field(default_factory=list[str])
+
+
+def run(state: Path, *, as_json: bool) -> int:
+    """Prints findings, one line each, and a last line that counts. Returns the exit status."""
+    try:
+        with JournalReader.open(state) as reader:
+            report = verify(reader, BlockStore(state / "kv"))
+    except JournalError as error:
+        print(f"fermata cache verify: {error}", file=sys.stderr)
+        return UNUSABLE
+    for finding in report.findings:
+        print(finding)
+    if as_json:
+        print(json.dumps(vars(report)))
+    else:
+        print(
+            f"{report.num_files} files read ({report.num_bytes / 1e6:.1f} MB),"
+            f" {len(report.unknown)} unknown files, {len(report.findings)} findings"
+        )
+    return FINDINGS if report.findings else SOUND
+
+
+def verify(reader: JournalReader, store: BlockStore) -> Report:
+    """Reads every file that the journal knows to be on disk."""
+    report = Report()
+    known: set[str] = set()
+    for block in audit.blocks(reader):
+        for file, num_bytes in files_of(block):
+            known.add(file.path)
+            if block.saved_at is None:
+                continue
+            report.num_files += 1
+            found = store.verify(file)
+            report.num_bytes += 0 if isinstance(found, ReadFailed) else found
+            wrong = finding_of(found, num_bytes)
+            if wrong is not None and still_there(reader, block, file):
+                report.findings.append(f"{file.path}: {wrong}")
+    report.unknown = sorted(set(paths_in(store.folder)) - known)
+    return report
+
+
+def files_of(block: BlockFigures) -> Iterator[tuple[KeptFile, int]]:
+    """The files of a block with their recorded sizes."""
+    yield BlockFile(block.domain, block.hash), block.block_bytes
+    if block.state_bytes:
+        yield StateFile(block.domain, block.hash), block.state_bytes
+
+
+def finding_of(found: int | ReadFailed, num_bytes: int) -> str | None:
+    """What is wrong with a file, if anything is."""
+    if isinstance(found, ReadFailed):
+        return f"{found.kind}: {found.detail}"
+    return None if found == num_bytes else f"it has {found} bytes, the journal says {num_bytes}"
+
+
+def still_there(reader: JournalReader, block: BlockFigures, file: KeptFile) -> bool:
+    """Whether the journal still says that the file is there."""
+    now = audit.block(reader, block.hash)
+    return now is not None and any(file == known for known, _ in files_of(now))
+
+
+def paths_in(folder: Path) -> Iterator[str]:
+    """All files below the folder, relative to it."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix()
