@@ -11,8 +11,10 @@ import pytest
 from journal import events
 from journal.events import AnyEvent, Record
 from scheduler.engine.fake import Failure
+from scheduler.policy import POLICY_VERSION
 from scheduler.replay import Divergence, Replay
 from tests.loop_driver import LoopDriver, settings_of
+from tests.unit.kv_driver import busy_with_blocks
 from tools import replay as command
 
 LONG = "a prompt of many chunks " * 20
@@ -48,11 +50,13 @@ def place_of(records: list[Record], kind: type[AnyEvent], nth: int = 0) -> int:
 
 
 def test_an_unchanged_journal_comes_out_the_same(records: list[Record]) -> None:
-    replay = Replay(records)
-    assert list(replay.divergences()) == []
-    assert replay.num_steps == records[-1].step
-    assert replay.num_decisions == sum(record.source == "decision" for record in records)
-    kinds = {type(record.event) for record in records if record.source == "decision"}
+    about_blocks = busy_with_blocks().records
+    for played in (records, about_blocks):
+        replay = Replay(played)
+        assert list(replay.divergences()) == []
+        assert replay.num_steps == played[-1].step
+        assert replay.num_decisions == sum(record.source == "decision" for record in played)
+    kinds = {type(r.event) for r in [*records, *about_blocks] if r.source == "decision"}
     assert kinds == set(events.DECISIONS) - {events.RequestAborted}
 
 
@@ -108,20 +112,20 @@ def test_a_fact_that_makes_no_sense_ends_the_replay(records: list[Record]) -> No
 def test_another_constant_in_the_policy_is_found(
     records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.policy.MAX_ADMISSIONS", 1)
+    monkeypatch.setattr("scheduler.admission.MAX_ADMISSIONS", 1)
     assert divergences(records)
 
 
 def test_runs_of_another_policy_are_told_apart(
     records: list[Record], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scheduler.policy.MAX_ADMISSIONS", 1)
+    monkeypatch.setattr("scheduler.admission.MAX_ADMISSIONS", 1)
     monkeypatch.setattr("scheduler.replay.POLICY_VERSION", 99)
     assert all(divergence.of_other_policy for divergence in divergences(records))
     assert command.print_replay(Replay(records)) == 3
-    monkeypatch.setattr("scheduler.policy.MAX_ADMISSIONS", 32)
+    monkeypatch.setattr("scheduler.admission.MAX_ADMISSIONS", 32)
     assert command.print_replay(Replay(records)) == 0
-    assert "by policy 1" in capsys.readouterr().out
+    assert f"by policy {POLICY_VERSION}" in capsys.readouterr().out
 
 
 def test_the_command_prints_each_divergence_and_the_counts(

@@ -145,3 +145,30 @@ def admitted(decisions: Sequence[AnyEvent]) -> events.RequestAdmitted:
     """The one admission among these."""
     [admission] = only(decisions, events.RequestAdmitted)
     return admission
+
+
+def busy_with_blocks() -> KvDriver:
+    """A run in which every kind of event about blocks has happened."""
+    driver = KvDriver(kv_limits(max_bytes=6 * BLOCK_BYTES, memory_bytes=2 * BLOCK_BYTES))
+    driver.run("xyz")
+    driver.ask("xyabc", 1)
+    driver.ask("xyabc", 1)
+    driver.step(
+        events.BlockCorrupt(hash="xy", part="block", reason="corrupt", detail=""),
+        driver.restored("b", BLOCK),
+    )
+    driver.prefill()
+    first, second = driver.plans[:2]
+    driver.step(
+        driver.saved(first),
+        events.BlockSaveFailed(hash=second.hash, part="block", reason="disk_full", detail=""),
+        events.SavingStopped(reason="disk_full", detail=""),
+    )
+    driver.step(
+        events.StoreMeasured(free_bytes=9, num_swept=0, swept_bytes=0),
+        events.SavingResumed(stopped_ns=1),
+        events.BlocksLost(hashes=("x",), states=("x",), reason="missing"),
+        events.ClearRequested(by="test"),
+    )
+    driver.step(events.ClockTicked())
+    return driver
