@@ -28,20 +28,22 @@ async def clear_cache(api: CurrentApi) -> Response:
 
     Raises ApiError where nothing is saved.
     """
-    before = await api.service.view_cache()
-    if not before.enabled:
+    if not api.settings.kv.enabled:
         raise ApiError(
             409,
             "This server saves no KV (kv.enabled is false), so there is nothing to clear.",
             code="cache_disabled",
         )
+    metrics = api.service.metrics
+    num_blocks = metrics.evicted_blocks["cleared"]
+    num_bytes = metrics.evicted_bytes["cleared"]
     api.service.clear_cache("http")
     done, after = await cleared(api)
     body = {
         "object": "cache.clear",
         "done": done,
-        "num_cleared_blocks": max(0, before.num_blocks - after.num_blocks),
-        "cleared_bytes": max(0, before.disk_bytes - after.disk_bytes),
+        "num_cleared_blocks": metrics.evicted_blocks["cleared"] - num_blocks,
+        "cleared_bytes": metrics.evicted_bytes["cleared"] - num_bytes,
         "num_blocks": after.num_blocks,
         "disk_bytes": after.disk_bytes,
     }

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: its body, and its objects."""
 
-from array import array
 from collections.abc import Callable
 from typing import Annotated, cast
 
@@ -10,7 +9,7 @@ from api.dialect import FINISH_REASONS, closing_events, usage, wants_usage
 from api.errors import invalid
 from api.fields import Count, SharedFields, check_shared, sampling_of
 from api.messages import Messages, canonical_messages, function_tools
-from api.prompt import chat_prompt
+from api.prompt import Prompt, chat_prompt
 from api.rendering import Piece, ShownToken
 from api.settings import MAX_TOOLS_BYTES, MAX_TOP_LOGPROBS
 from scheduler.engine.model import Tokenizer
@@ -76,7 +75,7 @@ class ChatQuestion:
             top_logprobs=self._body.top_logprobs or 0,
         )
 
-    def prompt(self, tokenizer: Tokenizer) -> "Callable[[], array[int]]":
+    def prompt(self, tokenizer: Tokenizer) -> Callable[[], Prompt]:
         """What the tokenizer's thread is to do."""
         return lambda: chat_prompt(tokenizer, self.messages, self.tools)
 

@@ -1,6 +1,5 @@
 """`POST /v1/completions`: its body, and its objects."""
 
-from array import array
 from collections.abc import Callable
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import msgspec
 from api.dialect import FINISH_REASONS, closing_events, usage, wants_usage
 from api.errors import invalid
 from api.fields import SharedFields, check_shared, sampling_of
-from api.prompt import text_prompt, token_prompt
+from api.prompt import Prompt, text_prompt, token_prompt
 from api.rendering import Piece
 from api.settings import MAX_TOP_LOGPROBS
 from scheduler.engine.model import Tokenizer
@@ -18,13 +17,13 @@ from scheduler.streams import StreamEnd
 
 ROUTE = "/v1/completions"
 
-Prompt = str | list[int | str | list[int]]
+GivenPrompt = str | list[int | str | list[int]]
 
 
 class CompletionBody(SharedFields, kw_only=True):
     """The body of a completion request; other fields are skipped."""
 
-    prompt: Prompt
+    prompt: GivenPrompt
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -63,7 +62,7 @@ class CompletionQuestion:
             self._body, tokenizer, logprobs=asked is not None, top_logprobs=asked or 0
         )
 
-    def prompt(self, tokenizer: Tokenizer) -> "Callable[[], array[int]]":
+    def prompt(self, tokenizer: Tokenizer) -> Callable[[], Prompt]:
         """What the tokenizer's thread is to do."""
         single = self.single
         if isinstance(single, str):
@@ -75,7 +74,7 @@ class CompletionQuestion:
         return {"stream_options": {"include_usage": self._body.include_usage}}
 
 
-def single_prompt(prompt: Prompt) -> str | list[int]:
+def single_prompt(prompt: GivenPrompt) -> str | list[int]:
     """The one prompt, also out of a list of one. Raises ApiError for several, mixed or none."""
     if isinstance(prompt, str):
         if not prompt:

@@ -6,7 +6,6 @@ fails until then leaves no trace.
 """
 
 import time
-from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from api.errors import (
 )
 from api.fields import SharedFields
 from api.models import check_model_name, known_model
+from api.prompt import Prompt
 from api.rendering import Progress
 from api.settings import (
     MAX_CLIENT_REQUEST_ID,
@@ -66,7 +66,7 @@ class Question(Protocol):
 
     def sampling(self, tokenizer: Tokenizer) -> SamplingParameters: ...
 
-    def prompt(self, tokenizer: Tokenizer) -> "Callable[[], array[int]]": ...
+    def prompt(self, tokenizer: Tokenizer) -> Callable[[], Prompt]: ...
 
     def options(self) -> dict[str, object]: ...
 
@@ -120,9 +120,11 @@ async def answer(
         client_request_id=client_request_id(request),
         route=question.route,
         stream=parameters.stream,
-        prompt=prompt,
+        prompt=prompt.token_ids,
         max_tokens=question.max_tokens,
         parameters=parameters,
+        num_suffix_tokens=prompt.num_suffix_tokens,
+        keep_output=prompt.keep_output,
     )
     stream = await submit(api, watch, question, arrival)
     dialect = route.dialect(request_id, parameters)

@@ -48,8 +48,8 @@ class Metrics:
     `requests_ended` counts by outcome and reason, as in "finished:length" or
     "rejected:queue_full". Of the prompts of ended requests so many tokens came from memory, from
     disk, and by prefill: for finished ones that is the whole prompt. `fed_tokens` are those that
-    the engine fed in chunks, also again. `evicted_blocks`, `save_failures` and `bad_files` count by
-    reason. `step_ns` is what scheduler and journal took for a step. Gauges: `num_waiting` (held
+    the engine fed in chunks, also again. What was evicted, not saved or bad is counted by reason.
+    `step_ns` is what scheduler and journal took for a step. Gauges: `num_waiting` (held
     ones with them), `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`, and those of
     saved KV: `num_blocks`, `disk_bytes`, `hot_bytes` (in memory), `writing_bytes`.
     """
@@ -63,6 +63,7 @@ class Metrics:
     fed_tokens: int = 0
     restores: int = 0
     evicted_blocks: Counter[str] = field(default_factory=Counter[str])
+    evicted_bytes: Counter[str] = field(default_factory=Counter[str])
     saved_blocks: int = 0
     save_failures: Counter[str] = field(default_factory=Counter[str])
     bad_files: Counter[str] = field(default_factory=Counter[str])
@@ -147,6 +148,7 @@ class Metrics:
                 self.save_failures[event.reason] += 1
             case events.BlocksEvicted():
                 self.evicted_blocks[event.reason] += len(event.hashes)
+                self.evicted_bytes[event.reason] += event.freed_bytes
             case events.BlockCorrupt():
                 self.bad_files[event.reason] += 1
             case _:

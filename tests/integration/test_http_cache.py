@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from journal import audit
+from journal.events import RequestReceived
 from journal.reader import JournalReader
 from journal.verify import verify as findings_of
 from tests.integration.events import stream
@@ -135,6 +136,7 @@ def test_clear_sends_away_what_no_request_holds(state_folder: Path) -> None:
     fake = {"step_ms": 5}
     with running(state_folder, kv=KV, fake=fake) as server, ThreadPoolExecutor(1) as pool:
         ask(server, "Something else that was asked before this.")
+        wait_for_saves(server, 2)
         body = {"model": "default", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
         held = pool.submit(server.http.post, TEXT, json=body)
         request_id = server.wait_for_phase("decoding")
@@ -178,3 +180,15 @@ def test_a_full_disk_stops_saving_and_nothing_else(state_folder: Path) -> None:
         assert metric(server, "fermata_kv_save_failures_total") > 0
         assert server.http.get("/ready").status_code == 200
         ask(server)
+
+
+def test_the_journal_knows_the_suffix_of_a_chat(state_folder: Path) -> None:
+    with running(state_folder, kv=KV) as server:
+        messages = [{"role": "user", "content": "hello"}]
+        body = {"model": "default", "messages": messages, "max_tokens": 2}
+        assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+        ask(server)
+    with JournalReader.open(state_folder) as reader:
+        received = [r.event for r in reader.read() if isinstance(r.event, RequestReceived)]
+    assert [event.num_suffix_tokens for event in received] == [1 + len("assistant\n"), 0]
+    assert [event.keep_output for event in received] == [True, True]
