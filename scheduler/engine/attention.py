@@ -14,7 +14,7 @@ modules that the loaded model's layers come from; arrays pass through to the ori
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -58,10 +58,8 @@ class RaggedLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedRows, RaggedRows]:
         """Appends to each row its part of `keys` and `values`, shape (rows, heads, 1, size)."""
-        pairs = [
-            cache.update_and_fetch(keys[row : row + 1], values[row : row + 1])
-            for row, cache in enumerate(self.caches)
-        ]
+        parts = zip(self.caches, _rows_of(keys), _rows_of(values), strict=True)
+        pairs = [cache.update_and_fetch(key, value) for cache, key, value in parts]
         return (
             RaggedRows([key for key, _ in pairs], self.caches),
             RaggedRows([value for _, value in pairs], self.caches),
@@ -99,17 +97,21 @@ class RaggedBatch:
         self._states: list[tuple[ArraysCache, Sequence[ArraysCache]]] = []
         self.layers = [self._view(caches, offsets) for caches in zip(*rows, strict=True)]
 
-    def dissolve(self) -> None:
+    def dissolve(self) -> list[mx.array]:
         """Gives each row its recurrent state back, as arrays of its own: a slice would keep the
-        state of all rows alive.
+        state of all rows alive. So does an array that is still lazy: the caller evaluates what is
+        returned.
         """
+        given_back: list[mx.array] = []
         for gathered, caches in self._states:
             for row, cache in enumerate(caches):
                 cache.cache = [
                     None if array is None else mx.contiguous(array[row : row + 1])
                     for array in gathered.cache
                 ]
+                given_back += [array for array in cache.cache if array is not None]
         self._states = []
+        return given_back
 
     def _view(self, caches: Sequence[Any], offsets: Offsets) -> Any:
         kind = type(caches[0])
@@ -150,15 +152,19 @@ def ragged_attention(  # noqa: PLR0917 - the signature is mlx-lm's
     if not isinstance(keys, RaggedRows):
         return ORIGINAL_ATTENTION(queries, keys, values, cache, scale, mask, sinks)
     masks = mask.rows if isinstance(mask, RaggedRows) else [mask] * len(keys.rows)
+    parts = zip(_rows_of(queries), keys.rows, values.rows, keys.caches, masks, strict=True)
     return mx.concatenate(
         [
-            ORIGINAL_ATTENTION(queries[row : row + 1], key, value, own, scale, own_mask, sinks)
-            for row, (key, value, own, own_mask) in enumerate(
-                zip(keys.rows, values.rows, keys.caches, masks, strict=True)
-            )
+            ORIGINAL_ATTENTION(query, key, value, own, scale, own_mask, sinks)
+            for query, key, value, own, own_mask in parts
         ],
         axis=0,
     )
+
+
+def _rows_of(array: mx.array) -> Sequence[mx.array]:
+    """One array a row. A split is one operation for all rows, where slices would be one each."""
+    return cast("list[mx.array]", mx.split(array, len(array)))
 
 
 def install(model: nn.Module) -> None:

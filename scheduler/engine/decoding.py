@@ -90,10 +90,7 @@ class Decoder:
 
     def dissolve(self) -> None:
         """Gives the rows that are decoded together their own state back."""
-        if self._view is not None:
-            self._view.dissolve()
-            mx.eval([cache.state for row in self._view_rows for cache in row.caches])
-        self._view, self._view_rows = None, []
+        mx.eval(self._leave_view())
 
     def forget(self, row: Row) -> None:
         """Lets go of all arrays of the row. No step with it may still be computing."""
@@ -138,13 +135,14 @@ class Decoder:
 
     def _layers(self, rows: list[Row]) -> list[Any]:
         if self._view_rows != rows:
-            self._leave_view()
+            mx.async_eval(self._leave_view())
             if len(rows) > 1:
                 self._view = attention.RaggedBatch([row.caches for row in rows])
                 self._view_rows = rows
         return rows[0].caches if self._view is None else self._view.layers
 
-    def _leave_view(self) -> None:
-        if self._view is not None:
-            self._view.dissolve()
+    def _leave_view(self) -> list[mx.array]:
+        """Puts an end to the view; returns the arrays that the rows got back, still lazy."""
+        given_back = [] if self._view is None else self._view.dissolve()
         self._view, self._view_rows = None, []
+        return given_back

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import mlx.core as mx
 import pytest
 
 from scheduler.engine import attention
@@ -112,6 +113,24 @@ def test_dropped_row_frees_its_memory(driver: Driver) -> None:
     held = sum(cache.nbytes for cache in driver.row(1).caches)
     driver.work(SetBatch(2, (2,)), DropRow(1))
     assert driver.of(RowFreed)[0].freed_bytes >= held
+
+
+def test_row_that_left_holds_nothing_of_the_others(get_model: Callable[[str], TinyModel]) -> None:
+    driver = Driver(get_model("hybrid"))
+    for number in range(8):
+        driver.add(number, PROMPT)
+    driver.set_batch(*range(8))
+    driver.steps(3)
+    driver.set_batch(1, 2)
+    driver.steps(2)
+    others = [number for number in range(8) if number != 5]
+    before = mx.get_active_memory()
+    driver.set_batch()
+    driver.work(*(DropRow(number) for number in others))
+    freed = sum(result.freed_bytes for result in driver.of(RowFreed))
+    held = sum(cache.nbytes for cache in driver.row(5).caches)
+    assert before - mx.get_active_memory() >= 7 * held
+    assert freed >= 7 * held
 
 
 def test_unknown_row_is_freed_with_nothing(driver: Driver) -> None:
