@@ -6,12 +6,17 @@ from typing import Any, Generic, TypeVar
 from journal.database import Durability, Run
 from journal.events import (
     BatchChanged,
+    BlockSaved,
+    BlockSavePlanned,
     ClientGone,
     Decision,
     EngineReady,
     Fact,
+    KvLimits,
     Limits,
     ModelFacts,
+    Part,
+    PlannedBlock,
     PrefillChunkCommitted,
     Record,
     RequestAdmitted,
@@ -30,6 +35,8 @@ SomeJournal = TypeVar("SomeJournal", bound=Journal | MemoryJournal)
 START_NS = 1_760_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 
+KV_DOMAIN = "d" * 64
+KV_BLOCK_TOKENS = 16
 LIMITS = Limits(
     max_rows=8,
     max_waiting=1000,
@@ -40,6 +47,16 @@ LIMITS = Limits(
     ceiling_bytes=None,
     max_retries=2,
     max_deaths=2,
+    kv=KvLimits(
+        block_tokens=KV_BLOCK_TOKENS,
+        max_bytes=10**9,
+        memory_bytes=0,
+        writing_bytes=10**6,
+        reserve_bytes=0,
+        max_age_ns=0,
+        state_every_blocks=0,
+        await_ns=0,
+    ),
 )
 MODEL = ModelFacts(
     name="fake",
@@ -96,7 +113,9 @@ class Steps(Generic[SomeJournal]):
         return journal.commit(step, at_ns, facts, decisions, side, durability=durability)
 
     def start(self, policy_version: int = 1) -> list[Record]:
-        ready = EngineReady(model=MODEL, one_row_only=False, note="", load_ns=5)
+        ready = EngineReady(
+            model=MODEL, one_row_only=False, note="", load_ns=5, kv_domain=KV_DOMAIN
+        )
         return self.commit([server_started(policy_version), ready])
 
     def receive(self, number: int, prompt: Sequence[int] = (1, 2, 3)) -> list[Record]:
@@ -142,6 +161,19 @@ class Steps(Generic[SomeJournal]):
         )
         rows = [(tokens.get(number, []), logprobs.get(number)) for number in self.batch]
         return event, StepTokens.of(rows)
+
+    def plan_blocks(self, number: int, names: Sequence[str]) -> list[Record]:
+        """A chain of blocks of a request is to be saved."""
+        blocks = [
+            PlannedBlock(index=index, hash=name, part="block", parent=parent)
+            for index, (parent, name) in enumerate(zip(["", *names], names, strict=False))
+        ]
+        plan = BlockSavePlanned(request_id=request_id(number), number=number, blocks=tuple(blocks))
+        return self.commit([ClientGone(request_id=request_id(999_999))], [plan])
+
+    def save(self, name: str, num_bytes: int = 100, part: Part = "block") -> list[Record]:
+        """A file of a block is on disk."""
+        return self.commit([BlockSaved(hash=name, part=part, saved_bytes=num_bytes, duration_ns=1)])
 
     def finish(self, number: int, tokens: list[int], num_output_tokens: int) -> list[Record]:
         """The last decode step of a request, with its end."""

@@ -59,7 +59,8 @@ def downgraded(new: Path, old: Path) -> None:
         )
         for seq, body in connection.execute("SELECT seq, body FROM new.carried_rows").fetchall():
             base = json.loads(body)
-            del base["blocks"]
+            del base["blocks"], base["rows"]["run"]["kv_domain"]
+            del base["rows"]["run"]["kv_block_tokens"]
             for row in base["rows"]["requests"]:
                 row["num_prefilled_tokens"] = row.pop("num_fed_tokens")
                 for name in NEW_COLUMNS:
