@@ -51,7 +51,7 @@ def test_a_long_file_is_found() -> None:
 
 
 def test_a_large_core_is_found() -> None:
-    half = "x = 1\n" * 1_250
+    half = "x = 1\n" * 1_750
     files = {"scheduler/loop.py": half, "scheduler/policy.py": half, "scheduler/state.py": half}
     assert found(sizes.check_core, files) == []
     assert found(sizes.check_core, {**files, "scheduler/memory.py": "x = 1\n"}) == [
