@@ -32,6 +32,7 @@ from scheduler.kvcache.reconcile import Batch, reconcile
 from scheduler.kvcache.store import BlockStore, ReadFailed, Saved, SaveFailed
 from scheduler.kvcache.tier import MemoryTier
 from scheduler.kvcache.writers import (
+    ItemTooLarge,
     SavingResumed,
     SavingStopped,
     WriterDied,
@@ -118,7 +119,13 @@ class KvStore:
         file = file_of(self.domain, planned.hash, is_state=planned.part == "state")
         if self.settings.memory_bytes:
             self.tier.put(file, block)
-        if not self.writers.offer(file, self.codec.tensors(block)):
+        try:
+            taken = self.writers.offer(file, self.codec.tensors(block))
+        except ItemTooLarge as error:
+            # It would never be taken: a row must not end for it.
+            self.deliver(not_saved(planned, "not_taken", str(error)))
+            return
+        if not taken:
             # While saving has stopped the block is as good as one that was given up: it is tried
             # again when saving goes on.
             stopped = self.writers.stopped
@@ -275,9 +282,13 @@ def saved(result: Saved) -> Fact:
     )
 
 
-def not_saved(planned: PlannedBlock, reason: Literal["given_up", "not_taken"]) -> Fact:
+def not_saved(
+    planned: PlannedBlock, reason: Literal["given_up", "not_taken"], detail: str = ""
+) -> Fact:
     """The fact of a block that came to no writer."""
-    return events.BlockSaveFailed(hash=planned.hash, part=planned.part, reason=reason, detail="")
+    return events.BlockSaveFailed(
+        hash=planned.hash, part=planned.part, reason=reason, detail=detail
+    )
 
 
 def save_failed(result: SaveFailed) -> Fact:
