@@ -47,12 +47,10 @@ WAIT_S = 600.0
 
 @dataclass(frozen=True)
 class Size:
-    """How long it measures: rounds that count, and tokens that each row gets in a round. Many short
-    rounds, since what else the machine does comes and goes.
-    """
+    """How long it measures: rounds that count, and tokens that each row gets in a round."""
 
-    rounds: int = 15
-    num_tokens: int = 12
+    rounds: int = 5
+    num_tokens: int = 32
 
 
 QUICK = Size(rounds=2, num_tokens=8)

@@ -1,11 +1,17 @@
-"""A state folder whose journal is replayed when its test is over."""
+"""A state folder whose journal is replayed at the end, and writers that are held back."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from scheduler.kvcache.fileformat import Tensor
+from scheduler.kvcache.naming import KeptFile
+from scheduler.kvcache.store import BlockStore, Saved, SaveFailed
 from tests.replaying import assert_replays
+
+HELD_LIMIT_S = 20
 
 
 @pytest.fixture
@@ -14,3 +20,20 @@ def state_folder(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "state"
     yield folder
     assert_replays(folder)
+
+
+@pytest.fixture
+def held_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Writers wait before each file, until the event is set."""
+    may_write = threading.Event()
+    save = BlockStore.save
+
+    def held(
+        store: BlockStore, file: KeptFile, tensors: Mapping[str, Tensor]
+    ) -> Saved | SaveFailed:
+        assert may_write.wait(HELD_LIMIT_S)
+        return save(store, file, tensors)
+
+    monkeypatch.setattr(BlockStore, "save", held)
+    yield may_write
+    may_write.set()

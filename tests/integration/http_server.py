@@ -16,6 +16,7 @@ import openai
 from api.server import HttpServer
 from journal.journal import Journal
 from scheduler.engine.fake import FakeSource
+from scheduler.engine.model import ModelSource
 from scheduler.replay import Replay
 from scheduler.run import Exit
 from scheduler.service import Service
@@ -31,10 +32,10 @@ class RunningServer:
     with no difference.
     """
 
-    def __init__(self, folder: Path, source: FakeSource | None = None, **groups: object) -> None:
+    def __init__(self, folder: Path, source: ModelSource | None = None, **groups: object) -> None:
         self.folder = folder
         self.settings = Settings.model_validate({"model": "fake", "state": folder, **groups})
-        self.source = source or FakeSource(self.settings.fake)
+        self.source: ModelSource = source or FakeSource(self.settings.fake)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
@@ -118,7 +119,7 @@ class RunningServer:
 
 @contextmanager
 def running(
-    folder: Path, source: FakeSource | None = None, **groups: object
+    folder: Path, source: ModelSource | None = None, **groups: object
 ) -> Iterator[RunningServer]:
     """A server for a test."""
     server = RunningServer(folder, source, **groups)
