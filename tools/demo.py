@@ -17,10 +17,18 @@ from pathlib import Path
 
 import openai
 
-from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all
+from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all, check_chain
 from tools.demo_client import Answer, Clients, News
-from tools.demo_journal import DemoJournal
-from tools.demo_plan import CHUNK_TOKENS, Measured, Plan, lines, make_plan
+from tools.demo_journal import Account, DemoJournal
+from tools.demo_plan import (
+    BLOCK_TOKENS,
+    CHUNK_TOKENS,
+    SAVED_PERMILLE,
+    Measured,
+    Plan,
+    make_plan,
+    measured_prompt,
+)
 from tools.demo_screen import Screen
 from tools.demo_table import request_lines, run_lines, state_line
 from tools.server_process import ServerFailed, ServerProcess, command, environment
@@ -93,28 +101,38 @@ class Demo:
         server, clients = self.start()
         plan, answers = self.catch(clients, self.measure(clients))
         before = self.kill(server, clients, answers)
+        then = self.accounts(answers)
         server, clients = self.start()
         self.screen.say("each client asks for what comes after its last event:")
         self.follow(clients.go_on, answers)
         self.screen.rest(answers)
         whole = [clients.read_again(answer) for answer in answers]
-        self.screen.say("the same three requests once more, and nobody kills the server")
+        self.stop(server, clients)
+        server, clients = self.start(saves_kv=False)
+        self.screen.say("the same three requests once more: nothing is saved, and nobody kills")
         uninterrupted = self.answers(plan, [name.lower() for name in NAMES])
         self.follow(clients.begin, uninterrupted, silently=True)
         self.stop(server, clients)
-        self.show_table(answers, before)
+        self.show_table(answers, then)
+        chains = self.check_chains(then, self.accounts(answers))
         replay = self.replay()
         seen = Seen(answers, before, whole, self.outputs(answers), self.outputs(uninterrupted))
         found = check_all(seen, self.blas(), new_tokens=self.wanted.model == "fake")
-        return self.verdict([replay, *found])
+        return self.verdict([replay, *found, *chains])
 
     def blas(self) -> str:
         """The matrix library that the server computes with."""
         return self.journal.runs()[-1].blas
 
-    def settings(self) -> dict[str, str]:
-        """What the server is told beside its model; small chunks let the kill find a prefill."""
+    def settings(self, *, saves_kv: bool) -> dict[str, str]:
+        """What the server is told beside its model: small chunks let the kill find a prefill, and
+        small blocks let short prompts have some.
+        """
         return {
+            "FERMATA_KV__ENABLED": str(saves_kv),
+            "FERMATA_KV__BLOCK_TOKENS": str(BLOCK_TOKENS),
+            "FERMATA_KV__STATE_EVERY_BLOCKS": "1",
+            "FERMATA_KV__RESERVE_BYTES": "0",  # it is thrown away in a minute
             "FERMATA_SCHEDULER__CHUNK_TOKENS_BESIDE_ROWS": str(CHUNK_TOKENS),
             "FERMATA_ENGINE__BLAS": self.wanted.blas,
             "FERMATA_SERVER__PREPARE_LIMIT_MS": str(LIMIT_S * 1000),  # also on a slow machine
@@ -122,9 +140,10 @@ class Demo:
             "FERMATA_FAKE__PREFILL_TOKENS_PER_S": "2000",
         }
 
-    def start(self) -> tuple[ServerProcess, Clients]:
+    def start(self, *, saves_kv: bool = True) -> tuple[ServerProcess, Clients]:
         """A server on the state folder, and clients for it."""
-        server = ServerProcess(self.wanted.model, self.state, self.settings())
+        settings = self.settings(saves_kv=saves_kv)
+        server = ServerProcess(self.wanted.model, self.state, settings)
         self.stack.callback(server.close)
         self.servers.append(server)
         address = server.address()
@@ -150,7 +169,7 @@ class Demo:
         self.screen.say("the model loads; then its prefill rate is measured")
         duration_s, count = 0.0, 1
         while True:
-            row = self.journal.row(self.complete(clients, lines(count, self.wanted.seed)))
+            row = self.journal.row(self.complete(clients, measured_prompt(count, self.wanted.seed)))
             duration_s += row.prefill_duration_ns / 1e9
             if duration_s >= MEASURE_S / 2 or count == MEASURE_LINES:
                 break
@@ -173,7 +192,7 @@ class Demo:
         short for that, or the long prompt, it is tried again with longer ones.
         """
         for attempt in range(ATTEMPTS):
-            plan = make_plan(measured, self.wanted.seed, 2**attempt)
+            plan = make_plan(measured, self.wanted.seed + attempt, 2**attempt)
             self.screen.say(
                 f"three chat requests at once: A and B with short prompts, C with one of"
                 f" {plan.num_lines} lines; {plan.max_tokens} output tokens each"
@@ -228,14 +247,24 @@ class Demo:
             raise DemoFailed(f"{answer.name}: {answer.error}")
 
     def is_moment(self, answers: Sequence[Answer]) -> bool:
-        """Whether A and B decode, and C is in the middle of its prefill, as the journal has it."""
+        """Whether A and B decode, and C is in the middle of its prefill, as the journal has it, and
+        each has blocks on disk.
+        """
         *short, long = answers
         if not long.request_id or any(a.position < TOKENS_BEFORE_KILL for a in short):
             return False
         *decoding, prefilling = [self.journal.row(answer.request_id) for answer in answers]
         if any(row.phase != "decoding" for row in decoding):
             return False
-        return prefilling.phase == "prefilling" and prefilling.num_fed_tokens > 0
+        if prefilling.phase != "prefilling" or not prefilling.num_fed_tokens:
+            return False
+        least = prefilling.num_prompt_tokens * SAVED_PERMILLE // 1000
+        return self.num_saved_tokens(long) >= least and all(map(self.num_saved_tokens, short))
+
+    def num_saved_tokens(self, answer: Answer) -> int:
+        """The tokens that a row of this request could be restored to now."""
+        saved = self.journal.num_saved_blocks(answer.request_id) * BLOCK_TOKENS
+        return max(saved, self.journal.account(answer.request_id).num_restored_tokens)
 
     def kill(self, server: ServerProcess, clients: Clients, answers: Sequence[Answer]) -> AtTheKill:
         """SIGKILL; returns what the clients had been sent and what the journal has."""
@@ -255,13 +284,27 @@ class Demo:
         """The answers as the journal has them."""
         return [self.journal.output(answer.request_id) for answer in answers]
 
-    def show_table(self, answers: Sequence[Answer], before: AtTheKill) -> None:
+    def accounts(self, answers: Sequence[Answer]) -> list[Account]:
+        """What the journal says now of what each request was restored from, fed and gave."""
+        return [self.journal.account(answer.request_id) for answer in answers]
+
+    def check_chains(self, then: Sequence[Account], now: Sequence[Account]) -> list[Check]:
+        """That each request went on from its saved KV."""
+        return [
+            check_chain(
+                name,
+                was.row.num_prompt_tokens + was.num_output_tokens,
+                is_now.num_restored_tokens - was.num_restored_tokens,
+                is_now.row.num_fed_tokens - was.row.num_fed_tokens,
+            )
+            for name, was, is_now in zip(NAMES, then, now, strict=True)
+        ]
+
+    def show_table(self, answers: Sequence[Answer], then: Sequence[Account]) -> None:
         """The whole story, as the journal has it."""
         self.screen.say("what the journal says (before the kill + after it):")
-        rows = [self.journal.row(answer.request_id) for answer in answers]
-        then = list(zip(before.rows, before.recorded, strict=True))
-        now = list(zip(rows, self.outputs(answers), strict=True))
-        first_ns = min(row.received_ns for row in rows)
+        now = self.accounts(answers)
+        first_ns = min(account.row.received_ns for account in now)
         for line in request_lines(NAMES, then, now) + run_lines(self.journal.runs(), first_ns):
             self.screen.line(f"  {line}")
 

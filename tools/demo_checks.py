@@ -100,6 +100,17 @@ def check_kill(rows: Sequence[RequestRow]) -> Check:
     return Check(phases == ["decoding", "decoding", "prefilling"], text)
 
 
+def check_chain(name: str, num_known: int, num_restored: int, num_fed: int) -> Check:
+    """After the kill the request went on from its saved KV: only the rest was computed. The last
+    known token is fed with the first step of decoding.
+    """
+    text = (
+        f"{name}: of {num_known} known tokens {num_restored} were restored,"
+        f" {num_fed} prefilled after the kill"
+    )
+    return Check(num_restored > 0 and num_restored + num_fed == num_known - 1, text)
+
+
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
     """The first index at which two lists differ, or one of them ends; null when they are equal."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):

@@ -1,12 +1,24 @@
 """What the demo reads from the server's journal, while the server writes it and when it is dead."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from journal import tables
+from journal import events, tables
 from journal.queries import select_rows
 from journal.reader import JournalReader
 from journal.rows import RequestRow, RunRow
 from tools.demo_checks import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the journal says of a request at some moment. `num_restored_tokens` came from saved KV,
+    the row's `num_fed_tokens` were computed.
+    """
+
+    row: RequestRow
+    num_restored_tokens: int
+    num_output_tokens: int
 
 
 class DemoJournal:
@@ -29,6 +41,34 @@ class DemoJournal:
         pairs = zip(token_ids, logprobs, strict=True) if logprobs else ()
         top = [{token: value, **dict(likeliest)} for token, (value, likeliest) in pairs]
         return Output(tuple(token_ids), top)
+
+    def num_saved_blocks(self, request_id: str) -> int:
+        """How many blocks from its beginning on are on disk, with all that was to be saved of
+        each.
+        """
+        with JournalReader.open(self.state) as reader:
+            saved = {
+                (record.event.hash, record.event.part)
+                for record in reader.read()
+                if isinstance(record.event, events.BlockSaved)
+            }
+            found = [record.event for record in reader.events_of(request_id)]
+        planned = [
+            block
+            for event in found
+            if isinstance(event, events.BlockSavePlanned)
+            for block in event.blocks
+        ]
+        missing = [block.index for block in planned if (block.hash, block.part) not in saved]
+        return min(missing, default=1 + max((block.index for block in planned), default=-1))
+
+    def account(self, request_id: str) -> Account:
+        """The sums of a request, over all lives of the server."""
+        with JournalReader.open(self.state) as reader:
+            found = [record.event for record in reader.events_of(request_id)]
+        restored = (e.num_tokens for e in found if isinstance(e, events.ChainRestored))
+        num_output_tokens = len(self.output(request_id).token_ids)
+        return Account(self.row(request_id), sum(restored), num_output_tokens)
 
     def runs(self) -> list[RunRow]:
         """The lives of the server, the newest last."""

@@ -1,7 +1,7 @@
 """What the demo asks for, sized by what the machine can do.
 
 Two short prompts are soon decoding; the third is long, so that the kill finds it in the middle of
-its prefill. Every prompt is computed three times in all (before the kill, after it, and for the
+its prefill. Every prompt is computed twice in all (for the answer, and once more for the
 comparison), so their lengths follow the measured prefill rate.
 """
 
@@ -24,6 +24,12 @@ SLOW_S, FAST_S = 2, 0.2
 
 CHUNK_TOKENS = 8
 """The chunk beside decoding rows: small, so that the long prompt takes many of them."""
+
+BLOCK_TOKENS = 16
+"""Tokens in a block of saved KV: few, so that prompts of a few dozen tokens have blocks."""
+
+SAVED_PERMILLE = 250
+"""So much of the long prompt is on disk when the kill comes."""
 
 SENTENCES = (
     "The ferry leaves the old harbour at a quarter past six.",
@@ -63,6 +69,11 @@ def lines(count: int, seed: int) -> str:
     """So many numbered sentences, in an order that the seed decides."""
     chance = random.Random(seed)
     return "\n".join(f"{i + 1}. {chance.choice(SENTENCES)}" for i in range(count))
+
+
+def measured_prompt(count: int, seed: int) -> str:
+    """A prompt to measure with. Its beginning is its own, so that nothing of it is saved yet."""
+    return f"{count} lines to begin with.\n{lines(count, seed)}"
 
 
 def make_plan(measured: Measured, seed: int, scale: int) -> Plan:

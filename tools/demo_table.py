@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from journal.rows import RequestRow, RunRow
 from tools.demo_checks import Output
 from tools.demo_client import Answer
+from tools.demo_journal import Account
 from tools.text_table import text_table
 
 COLUMNS = (
     "request",
     "queued",
+    "restored",
     "prefilled",
     "decoded",
     "recovered",
@@ -29,14 +31,12 @@ def state_line(answer: Answer, row: RequestRow, output: Output) -> str:
 
 
 def request_lines(
-    names: Sequence[str],
-    before: Sequence[tuple[RequestRow, Output]],
-    after: Sequence[tuple[RequestRow, Output]],
+    names: Sequence[str], before: Sequence[Account], after: Sequence[Account]
 ) -> list[str]:
-    """The table: what each request was fed and gave before the kill and after it. Times are in
-    seconds from the first request on.
+    """The table: what of each request was restored and fed, and what it gave, before the kill and
+    after it. Times are in seconds from the first request on.
     """
-    first_ns = min(row.received_ns for row, _ in after)
+    first_ns = min(account.row.received_ns for account in after)
     rows = [
         request_cells(name, then, now, first_ns)
         for name, then, now in zip(names, before, after, strict=True)
@@ -44,22 +44,25 @@ def request_lines(
     return text_table(COLUMNS, rows, RIGHT)
 
 
-def request_cells(
-    name: str, before: tuple[RequestRow, Output], after: tuple[RequestRow, Output], first_ns: int
-) -> tuple[str, ...]:
+def request_cells(name: str, then: Account, now: Account, first_ns: int) -> tuple[str, ...]:
     """One row of the table: the sums are before the kill + after it."""
-    (then, recorded), (now, final) = before, after
-    fed, put_out = then.num_fed_tokens, len(recorded.token_ids)
+    row = now.row
     return (
         name,
-        seconds(now.queued_ns, first_ns),
-        f"{fed} + {now.num_fed_tokens - fed}",
-        f"{put_out} + {len(final.token_ids) - put_out}",
-        f"{now.num_recoveries} x",
-        seconds(now.first_token_ns, first_ns),
-        seconds(now.ended_ns, first_ns),
-        f"{now.outcome}, {now.reason}",
+        seconds(row.queued_ns, first_ns),
+        parts(then.num_restored_tokens, now.num_restored_tokens),
+        parts(then.row.num_fed_tokens, row.num_fed_tokens),
+        parts(then.num_output_tokens, now.num_output_tokens),
+        f"{row.num_recoveries} x",
+        seconds(row.first_token_ns, first_ns),
+        seconds(row.ended_ns, first_ns),
+        f"{row.outcome}, {row.reason}",
     )
+
+
+def parts(then: int, now: int) -> str:
+    """A count before the kill, and what was added after it."""
+    return f"{then} + {now - then}"
 
 
 def run_lines(runs: Sequence[RunRow], first_ns: int) -> list[str]:
