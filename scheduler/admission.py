@@ -7,16 +7,21 @@ from itertools import chain
 from typing import Literal
 
 from journal import events
-from journal.events import Decision
+from journal.events import Decision, KvLimits
 from scheduler.draft import Draft, limits_of, model_of
 from scheduler.memory import capacity_numbers, row_bytes, rows_capacity_bytes
-from scheduler.prefix import Match
+from scheduler.prefix import Match, match, state_bytes, state_every_tokens
 from scheduler.request import Request
-from scheduler.saving import awaited, find_prefix, kv_of
+from scheduler.saving import kv_of, suffix_boundary
 from scheduler.state import SchedulerState
 
 MAX_ADMISSIONS = 32
-"""Requests admitted in one step at most; the others are looked at again in the next one."""
+"""Requests admitted in one step at most, those that are told to wait for a block among them; the
+others are looked at again in the next one.
+"""
+
+NO_MATCH = Match(num_blocks=0, num_tokens=0, num_memory_tokens=0, parted_at="", because="off")
+RETRY = Match(num_blocks=0, num_tokens=0, num_memory_tokens=0, parted_at="", because="retry")
 
 
 # Arrivals
@@ -110,18 +115,26 @@ def admit(state: SchedulerState, draft: Draft) -> None:
         crowded = num_admitted > 0 and (request.solo or tokens + bound > limits.token_budget)
         if crowded or exceeds(state, in_use_bytes + need_bytes):
             return
+        if still_waits(state, draft, request):
+            continue
         found = find_prefix(state, request)
         if waits_for_blocks(state, draft, request, found):
+            draft.num_deferred += 1
+            if draft.num_deferred + len(draft.admitted) == MAX_ADMISSIONS:
+                return
             continue
         draft.admitted.append(request)
         draft.matched[number] = found.num_tokens
+        for name in request.hashes[found.num_blocks :]:
+            draft.coming.setdefault(name, number)
         draft.decisions.append(
             admission(state, request, found, need_bytes, in_use_bytes, num_admitted=num_admitted)
         )
         num_admitted += 1
         tokens += bound
         in_use_bytes += need_bytes
-        if num_admitted >= max_rows or request.solo or len(draft.admitted) == MAX_ADMISSIONS:
+        num_answered = draft.num_deferred + len(draft.admitted)
+        if num_admitted >= max_rows or request.solo or num_answered == MAX_ADMISSIONS:
             return
 
 
@@ -135,40 +148,99 @@ def exceeds(state: SchedulerState, rows_bytes: int) -> bool:
     return capacity is not None and rows_bytes > capacity
 
 
-def waits_for_blocks(state: SchedulerState, draft: Draft, request: Request, found: Match) -> bool:
-    """Whether the request stays in the queue because another one is just computing its next block.
+# What a prompt starts from
 
-    It waits for `kv.await_ns` at most, once, and those behind it pass.
-    """
-    computing = awaited(state, request, found) or twin_of(draft, request, found)
-    if computing == 0 or computing in draft.ended:
-        return False
-    if request.deferred_until_ns:
-        return state.now_ns < request.deferred_until_ns
+
+def find_prefix(state: SchedulerState, request: Request) -> Match:
+    """The longest saved prefix of the request's known tokens."""
     kv = kv_of(state)
-    assert kv is not None, "blocks are named where they are saved"
+    if kv is None:
+        return NO_MATCH
+    if request.retries:
+        return RETRY  # its row failed, maybe by what it had restored
+    stateful = state_bytes(model_of(state)) > 0
+    return match(state.index, request.hashes, request.num_known_tokens, kv.block_tokens, stateful)
+
+
+def still_waits(state: SchedulerState, draft: Draft, request: Request) -> bool:
+    """Whether the block that the request was told to wait for is still to come. It is asked in
+    every step of everybody who waits, so it looks at one block only.
+    """
+    name = request.deferred_hash
+    if not name or state.now_ns >= request.deferred_until_ns or state.index.stopped is not None:
+        return False
+    return name in state.index.writing_states or computing(state, draft, name) > 0
+
+
+def computing(state: SchedulerState, draft: Draft, name: str) -> int:
+    """The number of the request from which this block will be on disk; 0 for none."""
+    writing = state.index.writing.get(name)
+    if writing is not None:
+        return writing.number
+    number = state.index.coming.get(name) or draft.coming.get(name, 0)
+    return 0 if number in draft.ended else number
+
+
+def waits_for_blocks(state: SchedulerState, draft: Draft, request: Request, found: Match) -> bool:
+    """Whether the request stays in the queue because another one is just computing what it needs
+    next.
+
+    It waits for `kv.await_ns` at most in all, and those behind it pass.
+    """
+    kv = kv_of(state)
+    if kv is None or found is RETRY or state.index.stopped is not None:
+        return False
+    until_ns = request.deferred_until_ns or state.now_ns + kv.await_ns
+    name, number = awaited(state, draft, request, found, kv)
+    if not name or state.now_ns >= until_ns:
+        return False
     draft.decisions.append(
         events.RequestDeferred(
             request_id=request.request_id,
             number=request.number,
-            hash=found.parted_at,
-            computed_by=computing,
-            until_ns=state.now_ns + kv.await_ns,
+            hash=name,
+            computed_by=number,
+            until_ns=until_ns,
         )
     )
     return True
 
 
-def twin_of(draft: Draft, request: Request, found: Match) -> int:
-    """A request admitted in this very step that will compute this one's next block; 0 if there is
-    none.
+def awaited(
+    state: SchedulerState, draft: Draft, request: Request, found: Match, kv: KvLimits
+) -> tuple[str, int]:
+    """The last block that both this request needs and another one is computing, and that one's
+    number; or a state that is just being written. Empty when waiting is of no use.
     """
-    at = found.num_blocks
-    if at >= len(request.hashes):
-        return 0
-    name = request.hashes[at]
-    others = (r.number for r in draft.admitted if len(r.hashes) > at and r.hashes[at] == name)
-    return next(others, 0)
+    hashes = request.hashes
+    start = end = found.parted_at_tokens // kv.block_tokens
+    number = computing(state, draft, hashes[start]) if start < len(hashes) else 0
+    while number and end < len(hashes) and computing(state, draft, hashes[end]) == number:
+        end += 1
+    if end > start and is_worth_it(state, kv, number, found, end * kv.block_tokens):
+        return hashes[end - 1], number
+    for name in reversed(hashes[found.num_blocks : start]):
+        writing = state.index.writing_states.get(name)
+        if writing is not None:
+            return name, writing.number
+    return "", 0
+
+
+def is_worth_it(
+    state: SchedulerState, kv: KvLimits, number: int, found: Match, end_tokens: int
+) -> bool:
+    """Whether more is found once this request has computed the blocks up to here. Where layers
+    cannot be cut there must be a boundary among them.
+    """
+    model = model_of(state)
+    if state_bytes(model) == 0:
+        return True
+    every = state_every_tokens(model, kv)
+    other = state.requests.get(number)
+    boundaries = [end_tokens // every * every]
+    if other is not None:
+        boundaries.append(suffix_boundary(kv, other))
+    return any(found.num_tokens < boundary <= end_tokens for boundary in boundaries)
 
 
 def admission(

@@ -1,15 +1,18 @@
 """How events change the index of blocks, and what requests hold of it. Called by `evolve` alone."""
 
+from bisect import insort
 from typing import assert_never
 
 from journal import events
 from scheduler.prefix import (
+    STATE_SUFFIX,
     Writing,
     add_block,
     add_state,
     block_bytes,
     change,
     cool,
+    drop_early_state,
     heat,
     remove_block,
     remove_state,
@@ -18,11 +21,6 @@ from scheduler.prefix import (
 )
 from scheduler.request import Request, enter
 from scheduler.state import SchedulerState
-
-STATE_SUFFIX = ".state"
-"""Behind a block's hash: the name of the state at its end, where blocks and states share a table.
-"""
-
 
 BlockEvent = (
     events.BlocksNamed
@@ -112,21 +110,24 @@ def release_chain(state: SchedulerState, request: Request) -> None:
     for name in request.hashes:
         if index.coming.get(name) == request.number:
             del index.coming[name]
-    if not request.keep_output:
-        disown_output(state, request)
     request.leases = {}
     request.unsaved = []
     request.restoring = False
     state.unsaved.pop(request.number, None)
+    drop_lone_states(state)
 
 
 def disown_output(state: SchedulerState, request: Request) -> None:
-    """What holds output that no prompt can repeat goes once it is saved, or now."""
+    """The request has ended. What holds output that no prompt can repeat goes once it is saved, or
+    now, unless somebody else uses it.
+    """
     block_tokens = block_tokens_of(state)
-    for number, name in enumerate(request.hashes):
-        is_output = (number + 1) * block_tokens > request.num_prompt_tokens
-        if is_output and (name in state.index.blocks or name in state.index.writing):
-            state.index.unwanted[name] = state.index.domain
+    index = state.index
+    for number in range(request.num_prompt_tokens // (block_tokens or 1), len(request.hashes)):
+        name = request.hashes[number]
+        block = index.blocks.get(name)
+        if name in index.writing or (block is not None and not block.leases):
+            index.unwanted[name] = index.domain
 
 
 def join_chain(state: SchedulerState, request: Request, num_blocks: int) -> None:
@@ -134,7 +135,11 @@ def join_chain(state: SchedulerState, request: Request, num_blocks: int) -> None
     for name in request.hashes[:num_blocks]:
         take_lease(state, request, name)
     for name in request.hashes[num_blocks:]:
-        state.index.coming.setdefault(name, request.number)
+        if name not in state.index.blocks:
+            state.index.coming.setdefault(name, request.number)
+    request.deferred_hash = ""
+    request.deferred_ns = 0
+    request.deferred_until_ns = 0
 
 
 def grow(state: SchedulerState, request: Request, num_before: int) -> None:
@@ -149,9 +154,21 @@ def grow(state: SchedulerState, request: Request, num_before: int) -> None:
         name = request.hashes[number]
         if name in state.index.blocks:
             take_lease(state, request, name)
-        elif number not in request.unsaved:
-            request.unsaved.append(number)
-            state.unsaved[request.number] = None
+        else:
+            leave_unsaved(state, request, number)
+
+
+def leave_unsaved(state: SchedulerState, request: Request, number: int) -> None:
+    """The row holds this full block, and disk does not."""
+    if number not in request.unsaved:
+        insort(request.unsaved, number)
+        state.unsaved[request.number] = None
+
+
+def holds(state: SchedulerState, request: Request, number: int) -> bool:
+    """Whether the request has a row whose caches hold this block whole."""
+    end = (number + 1) * block_tokens_of(state)
+    return request.number in state.admitted and end <= request.num_cached_tokens
 
 
 # Saving
@@ -195,7 +212,9 @@ def block_saved(state: SchedulerState, event: events.BlockSaved) -> None:
     index.writing_bytes -= writing.num_bytes
     if not is_block:
         add_state(index, event.hash, event.saved_bytes)
-        warm(state, event.hash + STATE_SUFFIX, event.saved_bytes)
+        drop_lone_states(state)
+        if event.hash in index.blocks:
+            warm(state, event.hash + STATE_SUFFIX, event.saved_bytes)
         return
     add_block(index, event.hash, writing, event.saved_bytes, state.now_ns)
     index.coming.pop(event.hash, None)
@@ -217,6 +236,15 @@ def settle(state: SchedulerState, request: Request, name: str) -> None:
         state.unsaved.pop(request.number, None)
 
 
+def drop_lone_states(state: SchedulerState) -> None:
+    """States whose blocks are neither on their way nor still to be saved are of no use."""
+    for name in list(state.index.early_states):
+        rows = [state.requests[number] for number in state.unsaved]
+        unsaved = any(row.hashes[i] == name for row in rows for i in row.unsaved)
+        if name not in state.index.writing and not unsaved:
+            drop_early_state(state.index, name)
+
+
 def warm(state: SchedulerState, name: str, num_bytes: int) -> None:
     """Memory keeps what was just saved or read, where there is a tier."""
     kv = state.limits.kv if state.limits is not None else None
@@ -233,12 +261,14 @@ def block_save_failed(state: SchedulerState, event: events.BlockSaveFailed) -> N
         return
     index.writing_bytes -= writing.num_bytes
     index.unwanted.pop(event.hash, None)
-    owner = state.requests.get(writing.number)
-    if not is_block or event.reason in ("obstructed", "not_taken"):
-        return
-    if owner is not None and owner.number in state.admitted and event.hash in owner.hashes:
-        owner.unsaved.append(owner.hashes.index(event.hash))
-        state.unsaved[owner.number] = None
+    if is_block and event.reason not in ("obstructed", "not_taken"):
+        owner = state.requests.get(writing.number)
+        number = writing.end_tokens // block_tokens_of(state) - 1
+        if owner is not None and holds(state, owner, number):
+            leave_unsaved(state, owner, number)
+    elif is_block and index.coming.get(event.hash) == writing.number:
+        del index.coming[event.hash]
+    drop_lone_states(state)
 
 
 def saving_stopped(state: SchedulerState, event: events.SavingStopped) -> None:
@@ -265,36 +295,54 @@ def chain_restored(state: SchedulerState, event: events.ChainRestored) -> None:
     for name in request.hashes[: -(-event.num_tokens // block_tokens)]:
         if name in state.index.blocks:
             warm(state, name, state.index.blocks[name].block_bytes)
-    grow(state, request, event.num_tokens)
+    grow(state, request, 0)  # a block may have been lost since the match
 
 
 def block_corrupt(state: SchedulerState, event: events.BlockCorrupt) -> None:
     if event.part == "state":
-        forget_state(state, event.hash)
-        state.index.bad[event.hash + STATE_SUFFIX] = state.index.domain
+        lose_state(state, event.hash, has_file=True)
     else:
-        forget_block(state, event.hash, event.reason)
-        state.index.bad[event.hash] = state.index.domain
+        lose_block(state, event.hash, event.reason, has_file=True)
 
 
 def blocks_lost(state: SchedulerState, event: events.BlocksLost) -> None:
-    for name in event.hashes:
-        forget_block(state, name, event.reason)
+    """What is missing has no file any more; what is damaged has one that must go."""
+    has_file = event.reason != "missing"
     for name in event.states:
-        forget_state(state, name)
+        lose_state(state, name, has_file=has_file)
+    for name in event.hashes:
+        lose_block(state, name, event.reason, has_file=has_file)
 
 
-def forget_block(state: SchedulerState, name: str, reason: str) -> None:
-    """The block is gone, whoever holds it. A row that has its tokens may save it again."""
-    remove_block(state.index, name, reason)
-    cool(state.index, name + STATE_SUFFIX)
+def lose_block(state: SchedulerState, name: str, reason: str, *, has_file: bool) -> None:
+    """The block is gone, whoever holds it; a row that has its tokens saves it again. What the index
+    does not know was lost before, or is just being written anew.
+    """
+    index = state.index
+    block = index.blocks.get(name)
+    if block is None:
+        return
+    lose_state(state, name, has_file=True)
+    if has_file:
+        index.bad[name] = block.domain
+    remove_block(index, name, reason)
     for number in state.admitted:
-        state.requests[number].leases.pop(name, None)
+        request = state.requests[number]
+        if name in request.leases:
+            del request.leases[name]
+            at = request.hashes.index(name)
+            if holds(state, request, at):
+                leave_unsaved(state, request, at)
 
 
-def forget_state(state: SchedulerState, name: str) -> None:
-    remove_state(state.index, name)
-    cool(state.index, name + STATE_SUFFIX)
+def lose_state(state: SchedulerState, name: str, *, has_file: bool) -> None:
+    """The state at a block's end is gone, if there was one."""
+    index = state.index
+    block = index.blocks.get(name)
+    if block is not None and block.state_bytes:
+        if has_file:
+            index.bad[name + STATE_SUFFIX] = block.domain
+        remove_state(index, name)
 
 
 # Space
@@ -305,19 +353,19 @@ def store_measured(state: SchedulerState, event: events.StoreMeasured) -> None:
 
 
 def clear_requested(state: SchedulerState) -> None:
-    state.clearing = bool(state.index.order)
+    state.clearing = bool(block_tokens_of(state) and state.index.order)
 
 
 def blocks_evicted(state: SchedulerState, event: events.BlocksEvicted) -> None:
     """What is unlinked after this commit is no longer there from now on."""
     index = state.index
     for name in event.hashes:
+        block = index.blocks.get(name)
+        assert block is None or not block.in_use, f"block {name[:8]} is in use and evicted"
         remove_block(index, name, "evicted")
-        cool(index, name + STATE_SUFFIX)
-        index.unwanted.pop(name, None)
         index.bad.pop(name, None)
     for name in event.states:
-        forget_state(state, name)
+        remove_state(index, name)
         index.bad.pop(name + STATE_SUFFIX, None)
     if index.free_bytes is not None:
         index.free_bytes += event.freed_bytes
@@ -334,5 +382,5 @@ def request_deferred(state: SchedulerState, event: events.RequestDeferred) -> No
     request = state.get(event.request_id)
     enter(request, "request_deferred")
     request.deferred_hash = event.hash
-    request.deferred_ns = state.now_ns
+    request.deferred_ns = request.deferred_ns or state.now_ns
     request.deferred_until_ns = event.until_ns

@@ -25,6 +25,12 @@ class Draft:
     """Tokens that a request admitted in this step gets from saved blocks."""
     queued: dict[int, int] = field(default_factory=dict[int, int])
     """Requests that are taken in this step, with the limit of their output."""
+    num_deferred: int = 0
+    coming: dict[str, int] = field(default_factory=dict[str, int])
+    """Blocks that a request admitted in this step will compute, by its number."""
+    saving: set[str] = field(default_factory=set[str])
+    """Blocks whose save is planned in this step. Asked for membership only, never iterated."""
+    saving_bytes: int = 0
     chunk_open: bool = False
     batch_is_empty: bool = True
 

@@ -245,6 +245,8 @@ def end(state: SchedulerState, request_id: str, kind: str) -> None:
     enter(request, kind)
     if had_row:
         leave_engine(state, request)
+    if not request.keep_output:
+        chains.disown_output(state, request)
     for numbers in (state.waiting, state.held, state.arrivals):
         if request.number in numbers:
             numbers.remove(request.number)

@@ -4,6 +4,7 @@
 many wait.
 """
 
+from scheduler.index_invariants import check_index
 from scheduler.memory import rows_capacity_bytes
 from scheduler.request import OPEN, Phase, Request
 from scheduler.state import SchedulerState
@@ -42,6 +43,7 @@ def check(state: SchedulerState) -> None:
     check_chunk(state)
     for request in state.requests.values():
         check_request(state, request)
+    check_index(state, require)
 
 
 def check_queue(state: SchedulerState) -> None:

@@ -13,14 +13,9 @@ from journal import events
 from journal.events import Decision
 from scheduler.admission import admit, judge_arrivals
 from scheduler.draft import Draft, limits_of
+from scheduler.eviction import send_away, send_bad
 from scheduler.request import WITH_ROW, Phase, Request
-from scheduler.saving import (
-    plan_boundary,
-    plan_saves,
-    send_away,
-    send_bad,
-    up_to_boundary,
-)
+from scheduler.saving import plan_boundary, plan_saves, up_to_boundary
 from scheduler.state import SchedulerState
 
 POLICY_VERSION = 2
@@ -35,7 +30,7 @@ def decide(state: SchedulerState) -> list[Decision]:
     """
     draft = Draft(chunk_open=state.chunk is not None)
     if state.unsaved:
-        draft.decisions += plan_saves(state)
+        plan_saves(state, draft)
     if state.endings or state.cancellations or state.failures:
         end_requests(state, draft)
     if state.arrivals:
@@ -49,7 +44,7 @@ def decide(state: SchedulerState) -> list[Decision]:
         plan_chunk(state, draft)
     if state.index.bad:
         draft.decisions += send_bad(state)
-    if not draft.admitted:
+    if not draft.admitted and not draft.committed:  # else it could be what is leased just now
         draft.decisions += send_away(state)
     return draft.decisions
 
@@ -151,7 +146,7 @@ def commit_chunk(state: SchedulerState, draft: Draft) -> None:
             request_id=request.request_id, num_cached_tokens=num_cached_tokens
         )
     )
-    draft.decisions += plan_boundary(state, request, chunk.start, num_cached_tokens)
+    plan_boundary(state, draft, request, chunk.start, num_cached_tokens)
 
 
 def change_batch(state: SchedulerState, draft: Draft) -> None:

@@ -19,6 +19,10 @@ from journal.events import KvLimits, ModelFacts
 MAX_GONE = 10_000
 """Blocks that are remembered after they went, to say why a prompt misses them."""
 
+STATE_SUFFIX = ".state"
+"""Behind a block's hash: the name of the state at its end, where blocks and states share a table.
+"""
+
 Key = tuple[int, int, int, str]
 
 
@@ -61,7 +65,8 @@ class BlockIndex(msgspec.Struct, kw_only=True):
     """All blocks by hash. `hot` holds those in memory, the least recently used first, with their
     bytes.
 
-    `writing` and `writing_states` (the state at a block's end) are on their way to disk. `coming`
+    `writing` and `writing_states` (the state at a block's end) are on their way to disk;
+    `early_states` are states, by their bytes, that came there before their block. `coming`
     maps the hash of a block that an admitted request will compute to that request's number. `gone`
     says of blocks that went why, `orphans` how many blocks follow one that is not there.
     `unwanted` and `bad` are files that `decide` is to send away, with their domains: blocks that
@@ -74,6 +79,7 @@ class BlockIndex(msgspec.Struct, kw_only=True):
     order: list[Key] = []
     writing: dict[str, Writing] = {}
     writing_states: dict[str, Writing] = {}
+    early_states: dict[str, int] = {}
     coming: dict[str, int] = {}
     hot: dict[str, int] = {}
     gone: dict[str, str] = {}
@@ -157,6 +163,7 @@ def add_block(index: BlockIndex, name: str, saved: Writing, num_bytes: int, now_
         last_use_ns=now_ns,
     )
     block.children = index.orphans.pop(name, 0)
+    block.state_bytes = index.early_states.pop(name, 0)  # counted in disk_bytes already
     index.blocks[name] = block
     index.disk_bytes += num_bytes
     index.num_ours += block.domain == index.domain
@@ -176,15 +183,27 @@ def follow(index: BlockIndex, parent: str, change_by: int) -> None:
 
 
 def add_state(index: BlockIndex, name: str, num_bytes: int) -> None:
-    """The state at a block's end is on disk, if its block still is."""
+    """The state at a block's end is on disk. Writers work side by side, so that its block may come
+    after it.
+    """
     block = index.blocks.get(name)
-    if block is not None:
+    if block is None:
+        index.disk_bytes += num_bytes - index.early_states.get(name, 0)
+        index.early_states[name] = num_bytes
+    else:
         index.disk_bytes += num_bytes - block.state_bytes
         block.state_bytes = num_bytes
 
 
+def drop_early_state(index: BlockIndex, name: str) -> None:
+    """The block of this state will not come: its file is of no use."""
+    index.disk_bytes -= index.early_states.pop(name)
+    index.bad[name + STATE_SUFFIX] = index.domain
+
+
 def remove_state(index: BlockIndex, name: str) -> None:
     """The state at a block's end is gone; the block stays."""
+    cool(index, name + STATE_SUFFIX)
     block = index.blocks.get(name)
     if block is not None:
         index.disk_bytes -= block.state_bytes
@@ -203,6 +222,8 @@ def remove_block(index: BlockIndex, name: str, reason: str) -> None:
     index.disk_bytes -= block.block_bytes + block.state_bytes
     index.num_ours -= block.domain == index.domain
     cool(index, name)
+    cool(index, name + STATE_SUFFIX)
+    index.unwanted.pop(name, None)
     if block.children:
         index.orphans[name] = block.children
     follow(index, block.parent, -1)
@@ -224,6 +245,11 @@ def forget_engine_life(index: BlockIndex) -> None:
     for name, block in index.blocks.items():
         if block.leases:
             change(index, name, leases=-block.leases)
+    for name in list(index.unwanted):
+        if name not in index.blocks:
+            del index.unwanted[name]  # was being written; the sweep has what is left of it
+    index.disk_bytes -= sum(index.early_states.values())
+    index.early_states = {}
     index.writing = {}
     index.writing_states = {}
     index.coming = {}
@@ -266,8 +292,10 @@ def match(
     used = min(found, -(-most // block_tokens))
     if stateful:
         used = min(found, most // block_tokens)
+        deepest = used
         while used > 0 and index.blocks[hashes[used - 1]].state_bytes == 0:
             used -= 1
+        if used < deepest and because != "being_computed":
             because = "no_state"
     num_tokens = min(used * block_tokens, most)
     hot = [i for i in range(used) if hashes[i] in index.hot]

@@ -33,12 +33,14 @@ CORE = (
     "scheduler/draft.py",
     "scheduler/admission.py",
     "scheduler/saving.py",
+    "scheduler/eviction.py",
     "scheduler/chains.py",
     "scheduler/runs.py",
     "scheduler/prefix.py",
     "scheduler/memory.py",
     "scheduler/effects.py",
     "scheduler/invariants.py",
+    "scheduler/index_invariants.py",
 )
 """The files on which a state, folded from the same events, depends."""
 

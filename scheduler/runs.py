@@ -29,6 +29,7 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
             enter(request, "server_started")
             back_to_waiting(state, request)
             request.deaths += died
+        forget_chain(request)
         request.solo = request.deaths >= event.limits.max_deaths
         if request.deaths > event.limits.max_deaths:
             request.failure = f"in the engine at {request.deaths} deaths of the server"
@@ -45,8 +46,6 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
 
 def forget_engine(state: SchedulerState) -> None:
     """Rows, reservations, the batch and the chunk belong to an engine's life, and end with it."""
-    for number in state.admitted:
-        forget_chain(state.requests[number])
     state.unsaved = {}
     forget_engine_life(state.index)
     state.admitted = []
@@ -59,11 +58,13 @@ def forget_engine(state: SchedulerState) -> None:
 
 
 def forget_chain(request: Request) -> None:
-    """Leases and a restore end with the process; the names of its blocks stay."""
+    """Leases, a restore and a wait end with the process; the names of its blocks stay."""
     request.leases = {}
     request.unsaved = []
     request.restoring = False
     request.deferred_hash = ""
+    request.deferred_ns = 0
+    request.deferred_until_ns = 0
 
 
 def engine_ready(state: SchedulerState, event: events.EngineReady) -> None:

@@ -1,42 +1,22 @@
-"""What to do with saved blocks: which to save, which to send away, what a prompt starts from.
+"""Which blocks of rows to save, and where the state of layers that cannot be cut is kept.
 
-Helpers of `decide`, and as pure: they read the state and return decisions.
+Helpers of `decide`, and as pure: they read the state and what is decided so far.
 """
 
-import heapq
-from collections.abc import Iterator
-from itertools import islice
-from typing import Literal
+from collections.abc import Iterable
 
 from journal import events
-from journal.events import Decision, KvLimits, Part, PlannedBlock
-from scheduler.chains import STATE_SUFFIX
-from scheduler.draft import model_of
-from scheduler.prefix import (
-    Block,
-    Match,
-    block_bytes,
-    key_of,
-    match,
-    state_bytes,
-    state_every_tokens,
-)
+from journal.events import KvLimits, Part, PlannedBlock
+from scheduler.draft import Draft, model_of
+from scheduler.prefix import STATE_SUFFIX, block_bytes, state_bytes, state_every_tokens
 from scheduler.request import Request
 from scheduler.state import SchedulerState
-
-MAX_EVICTED = 128
-"""Blocks that one decision sends away at most; the next step goes on."""
-
-MAX_BAD = 16
-"""Unreadable files that one step sends away at most."""
 
 MAX_PLANNED = 64
 """Blocks of one request that one decision saves at most."""
 
-NO_MATCH = Match(num_blocks=0, num_tokens=0, num_memory_tokens=0, parted_at="", because="off")
-RETRY = Match(num_blocks=0, num_tokens=0, num_memory_tokens=0, parted_at="", because="retry")
-
-EvictionReason = Literal["budget", "reserve", "age", "cleared", "never_matched", "bad"]
+MAX_SAVERS = 8
+"""Requests of whose unsaved blocks one step saves some at most."""
 
 
 def kv_of(state: SchedulerState) -> KvLimits | None:
@@ -45,55 +25,44 @@ def kv_of(state: SchedulerState) -> KvLimits | None:
     return kv if state.index.domain else None
 
 
-# Saving
-
-
-def plan_saves(state: SchedulerState) -> list[Decision]:
+def plan_saves(state: SchedulerState, draft: Draft) -> None:
     """The full blocks that rows hold and disk does not, as far as writers and budget have room."""
     kv = kv_of(state)
     if kv is None or state.index.stopped is not None:
-        return []
-    decisions: list[Decision] = []
-    room = room_bytes(state, kv)
+        return
+    num_savers = 0
     for number in state.unsaved:
         request = state.requests[number]
         if request.failure is not None:
             continue  # what a failed row holds is not to be believed
-        blocks, room = plan_blocks(state, kv, request, request.unsaved, room)
+        blocks = plan_blocks(state, draft, kv, request, request.unsaved)
         if blocks:
-            decisions.append(planned(request, blocks))
-    return decisions
+            draft.decisions.append(save(request, blocks))
+            num_savers += 1
+        if num_savers == MAX_SAVERS:
+            return
 
 
 def plan_boundary(
-    state: SchedulerState, request: Request, num_before: int, num_cached: int
-) -> list[Decision]:
+    state: SchedulerState, draft: Draft, request: Request, num_before: int, num_cached: int
+) -> None:
     """What a chunk's commit makes worth saving: the blocks that it filled, and the state at its
     end.
-
-    The state is there now or never: the next chunk changes it. So it may go over the writers'
-    bound by its own size.
     """
     kv = kv_of(state)
     if kv is None or state.index.stopped is not None:
-        return []
+        return
     end = min(num_cached // kv.block_tokens, len(request.hashes))
-    full = list(range(num_before // kv.block_tokens, end))
-    fresh = [i for i in full if i not in request.unsaved]
-    room = room_bytes(state, kv)
-    for plan in plan_saves(state):
-        assert isinstance(plan, events.BlockSavePlanned)
-        room -= len(plan.blocks) * block_bytes(model_of(state), kv)
-    blocks, room = plan_blocks(state, kv, request, fresh, room)
-    if num_cached == end * kv.block_tokens and is_boundary(state, kv, request, num_cached):
-        name = request.hashes[end - 1]
-        fits = room > 0 and state_bytes(model_of(state)) <= disk_room_bytes(state, kv)
-        if fits and not has_state(state, name):
-            blocks.append(plan_of(request, end - 1, "state"))
-    return [planned(request, blocks)] if blocks else []
+    full = range(num_before // kv.block_tokens, end)
+    blocks = plan_blocks(state, draft, kv, request, full)
+    at_boundary = num_cached == end * kv.block_tokens
+    if at_boundary and is_boundary(state, kv, request, num_cached):
+        blocks += plan_state(state, draft, kv, request, end - 1)
+    if blocks:
+        draft.decisions.append(save(request, blocks))
 
 
-def planned(request: Request, blocks: list[PlannedBlock]) -> Decision:
+def save(request: Request, blocks: list[PlannedBlock]) -> events.BlockSavePlanned:
     """The decision to save these."""
     return events.BlockSavePlanned(
         request_id=request.request_id, number=request.number, blocks=tuple(blocks)
@@ -107,39 +76,61 @@ def plan_of(request: Request, number: int, part: Part) -> PlannedBlock:
 
 
 def plan_blocks(
-    state: SchedulerState, kv: KvLimits, request: Request, numbers: list[int], room: int
-) -> tuple[list[PlannedBlock], int]:
-    """Those of the request's blocks that are neither on disk nor on the way, while there is room;
-    and the room left.
+    state: SchedulerState, draft: Draft, kv: KvLimits, request: Request, numbers: Iterable[int]
+) -> list[PlannedBlock]:
+    """Those of the request's blocks that are neither on disk nor on the way, while there is room.
+
+    Two rows that compute the same block save it once.
     """
     index = state.index
     each = block_bytes(model_of(state), kv)
+    room = min(writers_room_bytes(state, draft, kv), disk_room_bytes(state, draft, kv))
     blocks: list[PlannedBlock] = []
     for number in numbers:
         name = request.hashes[number]
-        if any(name in there for there in (index.writing, index.blocks, index.bad)):
+        there = (index.writing, index.blocks, index.bad, draft.saving)
+        if any(name in names for names in there):
             continue
         if room < each or len(blocks) == MAX_PLANNED:
             break
         room -= each
+        draft.saving_bytes += each
+        draft.saving.add(name)
         blocks.append(plan_of(request, number, "block"))
-    return blocks, room
+    return blocks
 
 
-def room_bytes(state: SchedulerState, kv: KvLimits) -> int:
-    """What may still be given to the writers: their own bound, and the budget on disk."""
-    return min(kv.writing_bytes - state.index.writing_bytes, disk_room_bytes(state, kv))
+def plan_state(
+    state: SchedulerState, draft: Draft, kv: KvLimits, request: Request, number: int
+) -> list[PlannedBlock]:
+    """The state at this block's end, unless it is kept or is on the way.
+
+    It is there now or never: the next chunk changes it. So it may go over the writers' bound by
+    its own size.
+    """
+    name = request.hashes[number]
+    index = state.index
+    block = index.blocks.get(name)
+    kept = name in index.early_states or (block is not None and block.state_bytes > 0)
+    if kept or name in index.writing_states or name + STATE_SUFFIX in index.bad:
+        return []
+    num_bytes = state_bytes(model_of(state))
+    has_room = writers_room_bytes(state, draft, kv) >= 0 and num_bytes <= kv.writing_bytes
+    if not has_room or num_bytes > disk_room_bytes(state, draft, kv):
+        return []
+    draft.saving_bytes += num_bytes
+    return [plan_of(request, number, "state")]
 
 
-def disk_room_bytes(state: SchedulerState, kv: KvLimits) -> int:
+def writers_room_bytes(state: SchedulerState, draft: Draft, kv: KvLimits) -> int:
+    """What may still be given to the writers. Negative when a state went over their bound."""
+    return kv.writing_bytes - state.index.writing_bytes - draft.saving_bytes
+
+
+def disk_room_bytes(state: SchedulerState, draft: Draft, kv: KvLimits) -> int:
     """What the budget on disk has left."""
-    return kv.max_bytes - state.index.disk_bytes - state.index.writing_bytes
-
-
-def has_state(state: SchedulerState, name: str) -> bool:
-    """Whether the state at the block's end is on disk or on the way."""
-    block = state.index.blocks.get(name)
-    return name in state.index.writing_states or (block is not None and block.state_bytes > 0)
+    index = state.index
+    return kv.max_bytes - index.disk_bytes - index.writing_bytes - draft.saving_bytes
 
 
 # Boundaries
@@ -169,193 +160,3 @@ def up_to_boundary(state: SchedulerState, request: Request, start: int, length: 
     every = state_every_tokens(model_of(state), kv)
     stops = [(start // every + 1) * every, suffix_boundary(kv, request)]
     return min([length, *(stop - start for stop in stops if stop > start)])
-
-
-# What a prompt starts from
-
-
-def find_prefix(state: SchedulerState, request: Request) -> Match:
-    """The longest saved prefix of the request's known tokens."""
-    kv = kv_of(state)
-    if kv is None:
-        return NO_MATCH
-    if request.retries:
-        return RETRY  # its row failed, maybe by what it had restored
-    stateful = state_bytes(model_of(state)) > 0
-    return match(state.index, request.hashes, request.num_known_tokens, kv.block_tokens, stateful)
-
-
-def awaited(state: SchedulerState, request: Request, found: Match) -> int:
-    """The number of the request that is computing the next block of this one; 0 when waiting for
-    it is no use.
-    """
-    index = state.index
-    if index.stopped is not None or found.because != "being_computed":
-        return 0
-    writing = index.writing.get(found.parted_at)
-    number = writing.number if writing is not None else index.coming.get(found.parted_at, 0)
-    return 0 if number == request.number else number
-
-
-# Going
-
-
-def send_away(state: SchedulerState) -> list[Decision]:
-    """What leaves the disk, one reason at a time, and what leaves memory."""
-    kv = kv_of(state)
-    if kv is None:
-        return []
-    return [*leave_disk(state, kv), *shrink_tier(state, kv)]
-
-
-def leave_disk(state: SchedulerState, kv: KvLimits) -> list[Decision]:
-    """What must go first: what cannot be used, what was cleared, what is over the budget, what is
-    old.
-    """
-    index = state.index
-    if index.unwanted and (unwanted := send_unwanted(state)):
-        return unwanted
-    if not index.order:
-        return []
-    if state.clearing:
-        return evict(state, index.disk_bytes, "cleared")
-    num_bytes, reason = over_budget(state, kv)
-    if num_bytes > 0:
-        return evict(state, num_bytes, reason)
-    return evict_old(state, kv)
-
-
-def deadline_ns(state: SchedulerState) -> int | None:
-    """When time itself must act: now, while a bounded decision left blocks that must go, or when a
-    wait ends.
-    """
-    kv = kv_of(state)
-    if kv is None:
-        return None
-    if state.index.bad or leave_disk(state, kv):
-        return state.now_ns
-    waits = [state.requests[n].deferred_until_ns for n in state.waiting]
-    return min((until for until in waits if until > state.now_ns), default=None)
-
-
-def over_budget(state: SchedulerState, kv: KvLimits) -> tuple[int, EvictionReason]:
-    """The bytes that must go, and why. Room for what the writers may hold is made before it is
-    needed.
-    """
-    index = state.index
-    short = 0 if index.free_bytes is None else kv.reserve_bytes - index.free_bytes
-    headroom = min(kv.writing_bytes, kv.max_bytes // 10)
-    over = index.disk_bytes + index.writing_bytes + headroom - kv.max_bytes
-    return (short, "reserve") if short > over else (over, "budget")
-
-
-def evict_old(state: SchedulerState, kv: KvLimits) -> list[Decision]:
-    """Blocks that nobody has used for `max_age`."""
-    oldest = state.index.order[0]
-    if not kv.max_age_ns or oldest[1] >= state.now_ns - kv.max_age_ns:
-        return []
-    return evict(state, 1, "age")
-
-
-def evict(state: SchedulerState, num_bytes: int, reason: EvictionReason) -> list[Decision]:
-    """Blocks in their order of going, until so many bytes are gone; nothing that is in use."""
-    by_domain: dict[str, list[str]] = {}
-    freed: dict[str, int] = {}
-    left = num_bytes
-    for count, (name, block) in enumerate(in_order(state)):
-        if left <= 0 or count == MAX_EVICTED:
-            break
-        by_domain.setdefault(block.domain, []).append(name)
-        size = block.block_bytes + block.state_bytes
-        freed[block.domain] = freed.get(block.domain, 0) + size
-        left -= size
-    return [
-        events.BlocksEvicted(
-            domain=domain,
-            hashes=tuple(names),
-            states=tuple(n for n in names if state.index.blocks[n].state_bytes),
-            freed_bytes=freed[domain],
-            reason=reason,
-        )
-        for domain, names in by_domain.items()
-    ]
-
-
-def in_order(state: SchedulerState) -> Iterator[tuple[str, Block]]:
-    """Blocks as they would go, one by one: a parent may go when its last child has gone."""
-    index = state.index
-    order = iter(index.order)
-    freed: list[tuple[int, int, int, str]] = []
-    children: dict[str, int] = {}
-    following = next(order, None)
-    while following is not None or freed:
-        if following is None or (freed and freed[0] < following):
-            key = heapq.heappop(freed)
-        else:
-            key, following = following, next(order, None)
-        name = key[3]
-        block = index.blocks[name]
-        yield name, block
-        parent = index.blocks.get(block.parent)
-        if parent is None:
-            continue
-        children[block.parent] = children.get(block.parent, parent.children) - 1
-        if children[block.parent] == 0 and not parent.leases and not parent.pins:
-            heapq.heappush(freed, key_of(index, block.parent, parent))
-
-
-def send_bad(state: SchedulerState) -> list[Decision]:
-    """Files that cannot be read."""
-    return [
-        events.BlocksEvicted(
-            domain=domain,
-            hashes=() if name.endswith(STATE_SUFFIX) else (name,),
-            states=(name.removesuffix(STATE_SUFFIX),) if name.endswith(STATE_SUFFIX) else (),
-            freed_bytes=0,
-            reason="bad",
-        )
-        for name, domain in islice(state.index.bad.items(), MAX_BAD)
-    ]
-
-
-def send_unwanted(state: SchedulerState) -> list[Decision]:
-    """Blocks that nothing can match again, the deepest first, unless somebody uses them."""
-    index = state.index
-    children: dict[str, int] = {}
-    names: list[str] = []
-    for name in islice(reversed(index.unwanted), MAX_EVICTED):
-        block = index.blocks.get(name)
-        if block is None or block.leases or block.pins or children.get(name, block.children):
-            continue
-        names.append(name)
-        parent = index.blocks.get(block.parent)
-        if parent is not None:
-            children[block.parent] = children.get(block.parent, parent.children) - 1
-    if not names:
-        return []
-    blocks = [index.blocks[name] for name in names]
-    return [
-        events.BlocksEvicted(
-            domain=index.domain,
-            hashes=tuple(names),
-            states=tuple(n for n in names if index.blocks[n].state_bytes),
-            freed_bytes=sum(b.block_bytes + b.state_bytes for b in blocks),
-            reason="never_matched",
-        )
-    ]
-
-
-def shrink_tier(state: SchedulerState, kv: KvLimits) -> list[Decision]:
-    """Memory gives up what was used least recently, down to nine tenths of its bound."""
-    index = state.index
-    if index.hot_bytes <= kv.memory_bytes:
-        return []
-    left = index.hot_bytes - kv.memory_bytes * 9 // 10
-    names: list[str] = []
-    freed_bytes = 0
-    for name, num_bytes in index.hot.items():
-        if freed_bytes >= left or len(names) == MAX_EVICTED:
-            break
-        names.append(name)
-        freed_bytes += num_bytes
-    return [events.TierShrunk(hashes=tuple(names), freed_bytes=freed_bytes)]

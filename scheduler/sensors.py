@@ -27,12 +27,12 @@ from scheduler.engine.base import (
     RowTokens,
     StepDone,
 )
+from scheduler.eviction import deadline_ns
 from scheduler.evolve import is_decoding
 from scheduler.known import KnownRequests
 from scheduler.kvcache.naming import BlockNamer
 from scheduler.names import BlockNames
 from scheduler.parameters import encode_parameters
-from scheduler.saving import deadline_ns
 from scheduler.state import SchedulerState
 from scheduler.streams import Arrival
 

@@ -37,7 +37,15 @@ class MakeRow:
     row: Row
 
 
-Command = MakeRow | effects.RunChunk | effects.SetBatch | effects.DropRow | effects.SendTokens
+Command = (
+    MakeRow
+    | effects.RunChunk
+    | effects.SetBatch
+    | effects.DropRow
+    | effects.SendTokens
+    | effects.SaveBlocks
+    | effects.RestoreRow
+)
 
 
 @dataclass
@@ -89,6 +97,11 @@ class FakeEngine:
                 self.drop(command.number)
             case effects.SendTokens():
                 self.held_back = False
+            case _:
+                self.obey_about_blocks(command)
+
+    def obey_about_blocks(self, command: Command) -> None:
+        raise AssertionError(f"nothing is saved here: {command}")
 
     def feed(self, command: effects.RunChunk) -> None:
         row = self.rows[command.number]

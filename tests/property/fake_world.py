@@ -69,13 +69,14 @@ SETUPS = (
 class World:
     """Plays actions against the core. Every step is checked by the driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, setup: Setup = SETUPS[0]) -> None:
         self.driver = CoreDriver()
         self.stops: dict[int, int] = {}
         self.said: list[AnyEvent] = []
         self.outputs: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
-        self.restart(SETUPS[0])
+        self.setup = setup
+        self.restart(setup)
 
     @property
     def state(self) -> SchedulerState:
@@ -84,10 +85,14 @@ class World:
     def restart(self, setup: Setup) -> None:
         """A new process: what was on its way to or from the engine and clients is lost."""
         self.said.clear()
-        self.engine = FakeEngine(setup.measured, setup.one_row_only)
+        self.engine = self.make_engine(setup)
         self.driver.limits, self.driver.model = setup.limits, setup.model
         self.driver.begin_run()
         self.count_ends()
+        self.perform()
+
+    def make_engine(self, setup: Setup) -> FakeEngine:
+        return FakeEngine(setup.measured, setup.one_row_only)
 
     def arrive(self, num_prompt_tokens: int, max_tokens: int | None, stop_in: int) -> None:
         number = self.state.next_number + len(only(self.said, events.RequestReceived))
@@ -131,13 +136,19 @@ class World:
         for tokens in only(results, events.TokensDecoded):
             self.count_tokens(tokens)
         waited, were_open = list(self.state.waiting), set(self.state.numbers)
-        check_order(self.driver.step(*facts), waited, self.state.waiting)
+        decisions = self.driver.step(*self.with_names(facts))
+        wait = [n for n in self.state.waiting if not self.state.requests[n].deferred_until_ns]
+        check_order(decisions, waited, wait)
         wishes = only(facts, events.CancelRequested) + only(facts, events.ClientGone)
         wanted = {wish.request_id for wish in wishes} & were_open
         assert not wanted & set(self.state.numbers), "whoever is cancelled ends in that step"
         self.count_ends()
         self.perform()
         return True
+
+    def with_names(self, facts: list[AnyEvent]) -> list[AnyEvent]:
+        """The facts with what the loop adds to them: nothing, where no KV is saved."""
+        return facts
 
     def count_tokens(self, event: events.TokensDecoded) -> None:
         for number, count in zip(event.numbers, event.counts, strict=True):
@@ -167,7 +178,10 @@ class World:
                 case effects.SendTokens():
                     self.engine.commands.append(effect)
                 case _:
-                    pass
+                    self.perform_other(effect)
+
+    def perform_other(self, effect: effects.Effect) -> None:
+        """What is neither for the engine nor for its batch."""
 
     def row_of(self, effect: effects.StartRow) -> Row:
         request = self.state.requests[effect.number]
@@ -189,7 +203,7 @@ class World:
     def settle(self) -> None:
         """Nothing fails any more: engine and loop go on until nothing is left to do."""
         if self.state.stopping:
-            self.restart(SETUPS[0])
+            self.restart(self.setup)
         for _ in range(20_000):
             worked = self.engine.advance()
             if not self.collect(64) and not worked:
@@ -200,7 +214,7 @@ class World:
 def check_order(
     decisions: Sequence[events.Decision], waited: Sequence[int], wait: Sequence[int]
 ) -> None:
-    """Nobody was admitted before somebody who waited longer, and waits still."""
+    """Nobody was admitted before somebody who waited longer, and waits still for a row."""
     passed_over = set(waited) & set(wait)
     for admitted in only(decisions, events.RequestAdmitted):
         assert not [n for n in passed_over if n < admitted.number], "somebody overtook"

@@ -18,12 +18,14 @@ CORE = tuple(
         "draft",
         "admission",
         "saving",
+        "eviction",
         "chains",
         "runs",
         "memory",
         "prefix",
         "effects",
         "invariants",
+        "index_invariants",
     )
 )
 
