@@ -60,8 +60,18 @@ def deadline_ns(state: SchedulerState) -> int | None:
         return None
     if state.index.bad or leave_disk(state, kv):
         return state.now_ns
-    waits = [state.requests[n].deferred_until_ns for n in state.waiting]
-    return min((until for until in waits if until > state.now_ns), default=None)
+    return min((until for until in deferrals(state) if until > state.now_ns), default=None)
+
+
+def deferrals(state: SchedulerState) -> Iterator[int]:
+    """Until when requests at the head of the queue are deferred. Behind the first that is not, nobody
+    can get in before it does.
+    """
+    for number in state.waiting:
+        until_ns = state.requests[number].deferred_until_ns
+        if until_ns == 0:
+            return
+        yield until_ns
 
 
 def over_budget(state: SchedulerState, kv: KvLimits) -> tuple[int, EvictionReason]:

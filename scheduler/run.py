@@ -23,6 +23,7 @@ from journal.events import ModelFacts, ServerStarted
 from journal.journal import Journal
 from scheduler.engine.base import Engine
 from scheduler.engine.model import ModelDescription, ModelError, ModelSource
+from scheduler.eviction import deadline_ns
 from scheduler.kvcache.codec import BlockCodec
 from scheduler.kvcache.fake_codec import FakeCodec
 from scheduler.kvcache.naming import KeyDamaged
@@ -213,10 +214,15 @@ class Run:
         self.sensors.wake.clear()
 
     def wait_s(self) -> float:
-        """Until the next thing that time itself brings: the end of a drain, or upkeep."""
-        if self.stop_deadline_ns is None:
+        """Until the next thing that time itself brings: the end of a drain, upkeep, or a deadline that
+        the state names.
+        """
+        if self.stop_deadline_ns is not None:
+            return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
+        due_ns = deadline_ns(self.state)
+        if due_ns is None:
             return self.upkeep.wait_s()
-        return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
+        return min(self.upkeep.wait_s(), max(0, due_ns - time.time_ns()) / 1e9)
 
     def is_over(self) -> bool:
         """Whether a stop has come to its end: it is recorded, and the engine is empty, the limit
