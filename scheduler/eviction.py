@@ -64,8 +64,8 @@ def deadline_ns(state: SchedulerState) -> int | None:
 
 
 def deferrals(state: SchedulerState) -> Iterator[int]:
-    """Until when requests at the head of the queue are deferred. Behind the first that is not, nobody
-    can get in before it does.
+    """Until when requests at the head of the queue are deferred. Behind the first that is not,
+    nobody can get in before it does.
     """
     for number in state.waiting:
         until_ns = state.requests[number].deferred_until_ns

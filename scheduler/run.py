@@ -214,8 +214,8 @@ class Run:
         self.sensors.wake.clear()
 
     def wait_s(self) -> float:
-        """Until the next thing that time itself brings: the end of a drain, upkeep, or a deadline that
-        the state names.
+        """Until the next thing that time itself brings: the end of a drain, upkeep, or a deadline
+        that the state names.
         """
         if self.stop_deadline_ns is not None:
             return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
