@@ -153,6 +153,7 @@ class KvStore:
             block_tokens=self.block_tokens,
             ready=ready,
             end_thread=self.codec.end_thread,
+            announce=self.announce,
         )
 
     def fetch(self, file: KeptFile) -> Read | ReadFailed:
@@ -161,6 +162,10 @@ class KvStore:
         if block is not None:
             return Read(file, block, "memory", 0, self.codec.size_of(block))
         return self.codec.read(self.store, file)
+
+    def announce(self, file: KeptFile) -> int:
+        """What is not in memory will be read soon. In a reader's thread."""
+        return 0 if file in self.tier else self.store.read_soon(file)
 
     def used(self, found: Read) -> None:
         """Memory keeps what a row was filled from."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from scheduler.engine.base import BadFile, RestoreRow, RowRestored
 from scheduler.kvcache.codec import Filler, WrongBlock
 from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
-from scheduler.kvcache.readahead import Fetch, Read, ReadAhead
+from scheduler.kvcache.readahead import Announce, Fetch, Read, ReadAhead
 from scheduler.kvcache.store import ReadFailed, ReadFailure
 
 
@@ -29,6 +29,7 @@ class Restore:
         block_tokens: int,
         ready: Callable[[], None],
         end_thread: Callable[[], None],
+        announce: Announce,
     ) -> None:
         self.command = command
         self.filler = filler
@@ -43,7 +44,7 @@ class Restore:
         wanted = [files(name, False) for name in command.hashes]
         if command.states:
             wanted.append(files(command.hashes[command.states[-1] - 1], True))
-        self.ahead = ReadAhead(fetch, wanted, ready, end_thread)
+        self.ahead = ReadAhead(fetch, wanted, ready, end_thread, announce)
 
     def advance(self, *, wait: bool) -> RowRestored | None:
         """See `Restoring.advance`."""

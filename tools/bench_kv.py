@@ -212,7 +212,11 @@ def timed_restore(chain: SavedChain) -> tuple[float, int]:
     mx.reset_peak_memory()
     begun = time.perf_counter()
     ahead = ReadAhead(
-        lambda file: read(chain.store, file), chain.files, lambda: None, mx.clear_streams
+        lambda file: read(chain.store, file),
+        chain.files,
+        lambda: None,
+        mx.clear_streams,
+        chain.store.read_soon,
     )
     caches = [KVCache() for _ in range(LAYERS)]
     filler = RowFiller(chain.layout, caches, chain.chain_tokens)

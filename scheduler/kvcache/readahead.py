@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,17 @@ class Read:
 
 
 Fetch = Callable[[KeptFile], Read | ReadFailed]
+Announce = Callable[[KeptFile], int]
+
+ANNOUNCED_BYTES = 2**30
+"""How much of a chain the system may read into its own file cache beforehand: about what a disk
+gives while the memory of a row is made ready.
+"""
+
+
+def announce_nothing(_: KeptFile) -> int:
+    """For blocks that no system reads."""
+    return 0
 
 
 class ReadAhead:
@@ -32,6 +44,8 @@ class ReadAhead:
 
     `ready` is called in that thread whenever there is something to take. After a `ReadFailed`
     nothing follows: the chain is broken there. `end_thread` is the last that the thread does.
+    `announce` is told of files some time before they are fetched, and returns the bytes that the
+    system begins to read (see `BlockStore.read_soon`).
     """
 
     def __init__(
@@ -40,11 +54,15 @@ class ReadAhead:
         files: Sequence[KeptFile],
         ready: Callable[[], None],
         end_thread: Callable[[], None],
+        announce: Announce = announce_nothing,
     ) -> None:
         self._fetch = fetch
         self._files = files
         self._ready = ready
         self._end_thread = end_thread
+        self._announce = announce
+        self._announced: deque[int] = deque()
+        self._announced_bytes = 0
         self._may_read = threading.Semaphore(1)
         self._results: queue.SimpleQueue[Read | ReadFailed] = queue.SimpleQueue()
         self._closed = False
@@ -71,12 +89,24 @@ class ReadAhead:
 
     def _run(self) -> None:
         try:
-            for file in self._files:
+            for number, file in enumerate(self._files):
+                self._announce_from(number)
                 self._may_read.acquire()
                 if self._closed or not self._hand_over(file):
                     return
         finally:
             self._end_thread()
+
+    def _announce_from(self, number: int) -> None:
+        """Announces this file and those after it, up to the bound, unless they were before."""
+        if self._announced:
+            self._announced_bytes -= self._announced.popleft()
+        following = number + len(self._announced)
+        while following < len(self._files) and self._announced_bytes < ANNOUNCED_BYTES:
+            num_bytes = self._announce(self._files[following])
+            self._announced.append(num_bytes)
+            self._announced_bytes += num_bytes
+            following += 1
 
     def _hand_over(self, file: KeptFile) -> bool:
         result: Read | ReadFailed = ReadFailed(file, "io_error", "the reader died")

@@ -121,6 +121,22 @@ class BlockStore:
         except Unreadable as error:
             return error.failed
 
+    def read_soon(self, file: KeptFile) -> int:
+        """Lets the system begin to read a file. Returns its bytes, or 0 when it cannot be opened:
+        reading it will say why.
+        """
+        try:
+            descriptor = self.files.open(self.path(file))
+        except OSError:
+            return 0
+        try:
+            self.files.read_soon(descriptor)
+            return self.files.size(descriptor)
+        except OSError:
+            return 0
+        finally:
+            self.files.close(descriptor)
+
     def remove(self, file: KeptFile) -> OSError | None:
         """Removes the file, or an empty folder in its place; nothing there is fine as well.
 

@@ -32,6 +32,10 @@ class MemoryTier:
         with self._lock:
             return len(self._blocks)
 
+    def __contains__(self, file: KeptFile) -> bool:
+        with self._lock:
+            return file in self._blocks
+
     def put(self, file: KeptFile, block: Any) -> list[KeptFile]:
         """Takes a block as the most recently used one. Returns what left the tier for it: the
         block itself, when it is larger than the tier.

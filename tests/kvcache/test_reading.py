@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from scheduler.kvcache import readahead
 from scheduler.kvcache.arrays import CODES, Block, settle, tensors
 from scheduler.kvcache.filling import RowFiller
 from scheduler.kvcache.layout import Layout, layout_of
@@ -105,6 +106,7 @@ class Fetched:
 
     def __init__(self, store: BlockStore) -> None:
         self.files: list[KeptFile] = []
+        self.announced: list[KeptFile] = []
         self._store = store
         self.ready = threading.Semaphore(0)
 
@@ -112,10 +114,13 @@ class Fetched:
         self.files.append(file)
         return read(self._store, file)
 
+    def announce(self, file: KeptFile) -> int:
+        self.announced.append(file)
+        return self._store.read_soon(file)
+
     def start(self, count: int) -> ReadAhead:
-        return ReadAhead(
-            self, [block_file(n) for n in range(count)], self.ready.release, mx.clear_streams
-        )
+        files = [block_file(n) for n in range(count)]
+        return ReadAhead(self, files, self.ready.release, mx.clear_streams, self.announce)
 
 
 def test_blocks_come_in_order_and_one_ahead(tmp_path: Path) -> None:
@@ -143,6 +148,33 @@ def test_nothing_to_take_yet_is_nothing(tmp_path: Path) -> None:
     gate.set()
     assert content(ahead.take(wait=True)) == block_content(made(0))
     ahead.close()
+
+
+def test_files_are_announced_in_order_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved_store(tmp_path, 8)
+    file_bytes = store.path(block_file(0)).stat().st_size
+    monkeypatch.setattr(readahead, "ANNOUNCED_BYTES", 3 * file_bytes)
+    fetched = Fetched(store)
+    ahead = fetched.start(8)
+    for number in range(8):
+        assert content(ahead.take(wait=True))
+        # When this one was fetched, it and two more were announced; two fetches may follow it.
+        assert min(8, number + 3) <= len(fetched.announced) <= number + 5
+    ahead.close()
+    assert fetched.announced == [block_file(n) for n in range(8)]
+
+
+def test_a_file_that_cannot_be_announced_is_still_read(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = BlockStore(tmp_path, files)
+    save(store, block_file(0), made(0))
+    assert store.read_soon(block_file(0)) == store.path(block_file(0)).stat().st_size
+    assert store.read_soon(block_file(1)) == 0
+    files.fail("open", 1, errno.EIO)
+    assert store.read_soon(block_file(0)) == 0
+    assert content(read(store, block_file(0))) == block_content(made(0))
 
 
 def test_a_chain_ends_at_the_first_block_that_fails(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     assert tier.get(block_file(0)) is not None
     assert tier.put(block_file(3), made()) == [block_file(1)]
     assert tier.get(block_file(1)) is None
+    assert (block_file(0) in tier, block_file(1) in tier) == (True, False)
     assert tier.put(block_file(4), made()) == [block_file(2)]
     assert (len(tier), tier.held_bytes) == (3, 3 * BLOCK_BYTES)
 
