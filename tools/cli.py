@@ -261,6 +261,22 @@ def bench_kv(
     sys.exit(command.run(size, folder, as_json=as_json))
 
 
+@bench.command("hits")
+def bench_hits(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What saved KV gives a prompt that comes again, and what saving costs. Exit status 1: a target
+    is missed.
+    """
+    from tools import bench_hits as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, as_json=as_json))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:

@@ -8,6 +8,7 @@ import pytest
 from journal.reader import JournalReader
 from journal.verify import verify
 from scheduler.replay import Replay
+from tools import bench_hits
 from tools.bench_history import write_history
 from tools.bench_rig import Rig, Stopwatch, rig_settings
 from tools.bench_scheduler import Size, run
@@ -62,3 +63,20 @@ def test_a_rig_steps_with_rows_that_decode_and_requests_that_wait(tmp_path: Path
     assert 0 < watch.spent_ns["journal.commit"] < watch.spent_ns["commit and its side rows"]
     assert watch.spent_ns["commit and its side rows"] < sum(step.clock for step in taken_ns)
     rig.close()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(120)
+def test_hits_are_measured_on_real_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    status = bench_hits.run(bench_hits.Size(num_tokens=200, rounds=1), as_json=True)
+    body = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = {measurement["name"]: measurement for measurement in body["measurements"]}
+    targets = {name for name, measurement in found.items() if measurement["target"]}
+    assert targets == {
+        "repeated_first_token",
+        "restarted_first_token",
+        "saving_cost",
+        "saving_cost_held_back",
+    }
+    assert status == int(not all(found[name]["met"] for name in targets))
+    assert found["repeated_hit"]["value"] == 192, "three blocks of 64 tokens"
