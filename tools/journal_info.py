@@ -20,7 +20,7 @@ def info(path: Path, *, as_json: bool) -> int:
         with JournalReader.open(path) as reader:
             summary = summarise(reader)
     except JournalError as error:
-        return _unusable(error)
+        return _unusable("info", error)
     if as_json:
         print(msgspec.json.encode(summary).decode())
         return SOUND
@@ -57,13 +57,13 @@ def verify(path: Path) -> int:
                 num_findings += 1
                 print(finding)
     except JournalError as error:
-        return _unusable(error)
+        return _unusable("verify", error)
     print(f"{num_findings} findings")
     return FINDINGS if num_findings else SOUND
 
 
-def _unusable(error: JournalError) -> int:
-    print(f"fermata journal: {error}", file=sys.stderr)
+def _unusable(subcommand: str, error: JournalError) -> int:
+    print(f"fermata journal {subcommand}: {error}", file=sys.stderr)
     return UNUSABLE
 
 

@@ -71,14 +71,20 @@ def test_verify_says_what_is_wrong_and_exits_1(
 
 
 @pytest.mark.parametrize(
-    "command", [journal_info.verify, lambda p: journal_info.info(p, as_json=False)]
+    ("subcommand", "command"),
+    [
+        ("verify", journal_info.verify),
+        ("info", lambda path: journal_info.info(path, as_json=False)),
+    ],
 )
 def test_what_is_no_journal_exits_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: object
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subcommand: str, command: object
 ) -> None:
     assert callable(command)
     assert command(tmp_path) == 2
-    assert "no such journal" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"fermata journal {subcommand}: ")
+    assert "no such journal" in error
 
 
 def test_reading_a_journal_imports_no_alembic(folder: Path) -> None:
