@@ -43,6 +43,9 @@ DISTRIBUTIONS = ("mlx-fermata", "mlx", "mlx-lm", "sqlalchemy", "msgspec")
 KV_CLOSE_LIMIT_S = 30.0
 """How long a stop waits for blocks that are being written."""
 
+FULL_LOG_EVERY_NS = 60_000_000_000
+"""A disk that stays full is logged so often at most."""
+
 NONCE_BITS = 62
 """A nonce fits SQLite's and JSON's integers with room to spare."""
 
@@ -67,6 +70,38 @@ class Ended(Exception):
 Question = Callable[[SchedulerState], None]
 
 
+class FullLog:
+    """Logs that the journal has no space: when that begins, at most once a minute, and its end.
+
+    `clock_ns` is a monotonic clock.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self.clock_ns = clock_ns
+        self.began_ns: int | None = None
+        self.told_ns = 0
+
+    def wait(self) -> None:
+        """Called before each wait for space."""
+        now_ns = self.clock_ns()
+        if self.began_ns is None:
+            self.began_ns = now_ns
+        elif now_ns - self.told_ns < FULL_LOG_EVERY_NS:
+            return
+        self.told_ns = now_ns
+        log.warning(
+            "the journal has no space: nothing is admitted until there is some",
+            waited_s=(now_ns - self.began_ns) // 1_000_000_000,
+        )
+
+    def commit(self) -> None:
+        """Called after each commit that was made."""
+        if self.began_ns is not None:
+            waited_s = (self.clock_ns() - self.began_ns) // 1_000_000_000
+            self.began_ns = None
+            log.warning("the journal has space again", waited_s=waited_s)
+
+
 class Run:
     """See the module's text. `main` is the thread's body; other methods say who calls them.
 
@@ -83,6 +118,7 @@ class Run:
         self.state = recovered.state
         self.sensors = Sensors(recovered.known, settings.scheduler.max_inbox)
         self.loop = Loop(settings, journal, recovered, self.sensors, self.wait_for_space)
+        self.full_log = FullLog(time.monotonic_ns)
         self.upkeep = Upkeep(settings, journal)
         self.engine: Engine | None = None
         self.kv: KvStore | None = None
@@ -169,6 +205,7 @@ class Run:
         try:
             started = server_started(self.settings, description, nonce)
             self.loop.begin(started, self.engine, self.kv)
+            self.full_log.commit()
             self.begun = True
             self.on_described(description)
             self.go_on()
@@ -185,6 +222,7 @@ class Run:
         while not self.is_over():
             self.pause()
             while self.loop.step():
+                self.full_log.commit()
                 if self.state.engine_ready and not was_ready:
                     was_ready = True
                     assert self.state.model is not None
@@ -237,7 +275,7 @@ class Run:
 
     def wait_for_space(self) -> None:
         """What the loop does between two tries of a commit. Raises StopNow when a stop is due."""
-        log.warning("the journal has no space: nothing is admitted until there is some")
+        self.full_log.wait()
         self.stop_now.wait(self.settings.journal.full_wait_ms / 1000)
         if self.stop_now.is_set() or self.drain_is_over():
             raise StopNow
