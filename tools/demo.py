@@ -28,18 +28,13 @@ from tools.demo_plan import (
     Plan,
     make_plan,
     measured_prompt,
+    next_count,
 )
 from tools.demo_screen import Screen
 from tools.demo_table import request_lines, run_lines, state_line
 from tools.server_process import ServerFailed, ServerProcess, command, environment
 
 NAMES = ("A", "B", "C")
-
-MEASURE_S = 2.0
-"""About so much prefill is measured: prompts double until half of it is passed."""
-
-MEASURE_LINES = 128
-"""The longest prompt that is used for it."""
 
 TOKENS_BEFORE_KILL = 3
 """Tokens that A and B have each been sent before the server is killed."""
@@ -165,20 +160,25 @@ class Demo:
                 self.screen.line(f"  server: {line}")
 
     def measure(self, clients: Clients) -> Measured:
-        """The prefill rate, by prompts of doubling length."""
+        """The prefill rate of all the prompts that were measured, and how long a line is."""
         self.screen.say("the model loads; then its prefill rate is measured")
-        duration_s, count = 0.0, 1
-        while True:
-            row = self.journal.row(self.complete(clients, measured_prompt(count, self.wanted.seed)))
+        number = num_lines = num_prompt_tokens = num_fed_tokens = 0
+        duration_s = 0.0
+        count: int | None = 1
+        while count is not None:
+            number += 1
+            prompt = measured_prompt(number, count, self.wanted.seed)
+            row = self.journal.row(self.complete(clients, prompt))
+            num_lines += count
+            num_prompt_tokens += row.num_prompt_tokens
+            num_fed_tokens += row.num_fed_tokens
             duration_s += row.prefill_duration_ns / 1e9
-            if duration_s >= MEASURE_S / 2 or count == MEASURE_LINES:
-                break
-            count *= 2
-        rate = row.num_fed_tokens / max(row.prefill_duration_ns / 1e9, 1e-9)
+            count = next_count(number, count, duration_s)
+        rate = num_fed_tokens / max(duration_s, 1e-9)
         self.screen.say(
             f"prefill {rate:,.0f} tokens/s, measured over {duration_s:.1f} s; BLAS: {self.blas()}"
         )
-        return Measured(rate, row.num_prompt_tokens / count)
+        return Measured(rate, num_prompt_tokens / num_lines)
 
     def complete(self, clients: Clients, prompt: str) -> str:
         """One short request, whose id is returned. Raises DemoFailed."""
@@ -302,10 +302,13 @@ class Demo:
 
     def show_table(self, answers: Sequence[Answer], then: Sequence[Account]) -> None:
         """The whole story, as the journal has it."""
-        self.screen.say("what the journal says (before the kill + after it):")
+        self.screen.say(
+            "what the journal says (before the kill + after it; times on the clock of these lines):"
+        )
         now = self.accounts(answers)
-        first_ns = min(account.row.received_ns for account in now)
-        for line in request_lines(NAMES, then, now) + run_lines(self.journal.runs(), first_ns):
+        start_ns = self.screen.start_ns
+        requests = request_lines(NAMES, then, now, start_ns)
+        for line in requests + run_lines(self.journal.runs(), start_ns):
             self.screen.line(f"  {line}")
 
     def stop(self, server: ServerProcess, clients: Clients) -> None:

@@ -8,6 +8,17 @@ comparison), so their lengths follow the measured prefill rate.
 import random
 from dataclasses import dataclass
 
+MEASURE_S = 2.0
+"""So many seconds of prefill are measured at least."""
+
+MEASURE_LINES = 128
+"""The longest prompt that is used for it."""
+
+MEASURE_PROMPTS = 100
+"""The most prompts that are used for it. Only a machine with some 80,000 tokens/s needs more, and
+its rate is known well enough by then.
+"""
+
 LONG_PREFILL_S = 1.5
 """Seconds of prefill that the long prompt's lines are made for, at the measured rate."""
 
@@ -71,9 +82,20 @@ def lines(count: int, seed: int) -> str:
     return "\n".join(f"{i + 1}. {chance.choice(SENTENCES)}" for i in range(count))
 
 
-def measured_prompt(count: int, seed: int) -> str:
+def measured_prompt(number: int, count: int, seed: int) -> str:
     """A prompt to measure with. Its beginning is its own, so that nothing of it is saved yet."""
-    return f"{count} lines to begin with.\n{lines(count, seed)}"
+    return f"{number}. measurement.\n{lines(count, seed)}"
+
+
+def next_count(number: int, count: int, duration_s: float) -> int | None:
+    """The lines of the next prompt to measure with, when `number` of them took `duration_s` seconds
+    of prefill in all and the last had `count` lines; null when that is enough. They double until
+    half of the time is measured: the sum is then at most about twice the least on any machine
+    where one line takes less.
+    """
+    if duration_s >= MEASURE_S or number >= MEASURE_PROMPTS:
+        return None
+    return count if duration_s >= MEASURE_S / 2 else min(2 * count, MEASURE_LINES)
 
 
 def make_plan(measured: Measured, seed: int, scale: int) -> Plan:

@@ -22,6 +22,7 @@ class Screen:
         self.stdout = stdout
         self.is_terminal = stdout.isatty()
         self.started = time.monotonic()
+        self.start_ns = time.time_ns()  # the same moment on the clock of the journal
         self.painted_lines = 0
         self.printed: dict[str, int] = {}
 

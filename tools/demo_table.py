@@ -31,31 +31,30 @@ def state_line(answer: Answer, row: RequestRow, output: Output) -> str:
 
 
 def request_lines(
-    names: Sequence[str], before: Sequence[Account], after: Sequence[Account]
+    names: Sequence[str], before: Sequence[Account], after: Sequence[Account], start_ns: int
 ) -> list[str]:
     """The table: what of each request was restored and fed, and what it gave, before the kill and
-    after it. Times are in seconds from the first request on.
+    after it. Times are in seconds since the demo's start.
     """
-    first_ns = min(account.row.received_ns for account in after)
     rows = [
-        request_cells(name, then, now, first_ns)
+        request_cells(name, then, now, start_ns)
         for name, then, now in zip(names, before, after, strict=True)
     ]
     return text_table(COLUMNS, rows, RIGHT)
 
 
-def request_cells(name: str, then: Account, now: Account, first_ns: int) -> tuple[str, ...]:
+def request_cells(name: str, then: Account, now: Account, start_ns: int) -> tuple[str, ...]:
     """One row of the table: the sums are before the kill + after it."""
     row = now.row
     return (
         name,
-        seconds(row.queued_ns, first_ns),
+        seconds(row.queued_ns, start_ns),
         parts(then.num_restored_tokens, now.num_restored_tokens),
         parts(then.row.num_fed_tokens, row.num_fed_tokens),
         parts(then.num_output_tokens, now.num_output_tokens),
         f"{row.num_recoveries} x",
-        seconds(row.first_token_ns, first_ns),
-        seconds(row.ended_ns, first_ns),
+        seconds(row.first_token_ns, start_ns),
+        seconds(row.ended_ns, start_ns),
         f"{row.outcome}, {row.reason}",
     )
 
@@ -65,16 +64,17 @@ def parts(then: int, now: int) -> str:
     return f"{then} + {now - then}"
 
 
-def run_lines(runs: Sequence[RunRow], first_ns: int) -> list[str]:
-    """The lives of the server, on the clock of the requests."""
+def run_lines(runs: Sequence[RunRow], start_ns: int) -> list[str]:
+    """The lives of the server, on the same clock."""
     return [
-        f"run {run.run_id}: process {run.process_id}, started {seconds(run.started_ns, first_ns)},"
-        f" ready {seconds(run.ready_ns, first_ns)}, ended {seconds(run.ended_ns, first_ns)}"
+        f"run {run.run_id}: process {run.process_id},"
+        f" first step {seconds(run.started_ns, start_ns)},"
+        f" ready {seconds(run.ready_ns, start_ns)}, ended {seconds(run.ended_ns, start_ns)}"
         f" by {run.ended_by}"
         for run in runs
     ]
 
 
-def seconds(at_ns: int | None, first_ns: int) -> str:
-    """A time as seconds since the first request."""
-    return "never" if at_ns is None else f"{(at_ns - first_ns) / 1e9:.1f} s"
+def seconds(at_ns: int | None, start_ns: int) -> str:
+    """A time as seconds since the demo's start."""
+    return "never" if at_ns is None else f"{(at_ns - start_ns) / 1e9:.1f} s"

@@ -8,7 +8,16 @@ import pytest
 from journal.rows import RequestRow
 from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all, check_uninterrupted
 from tools.demo_client import Answer, read_events, read_lines
-from tools.demo_plan import LINE_TOKENS, Measured, make_plan
+from tools.demo_plan import (
+    LINE_TOKENS,
+    MEASURE_LINES,
+    MEASURE_PROMPTS,
+    MEASURE_S,
+    Measured,
+    make_plan,
+    measured_prompt,
+    next_count,
+)
 from tools.demo_screen import Screen
 
 WORDS = ("One", " two", " three", " four")
@@ -197,3 +206,22 @@ def test_a_pipe_gets_lines_that_break_between_words() -> None:
     assert [line.removeprefix("  A | ") for line in lines] == [
         " ".join(["word"] * count) for count in (15, 15, 10)
     ]
+
+
+@pytest.mark.parametrize("line_s", [3.0, 1.9, 0.7, 0.1, 0.002])
+def test_two_seconds_of_prefill_are_measured_and_not_much_more(line_s: float) -> None:
+    number, duration_s, count = 0, 0.0, 1
+    while (following := next_count(number, count, duration_s) if number else 1) is not None:
+        count = following
+        number, duration_s = number + 1, duration_s + count * line_s
+        assert count <= MEASURE_LINES
+    assert MEASURE_S <= duration_s <= 2 * max(MEASURE_S, line_s)
+
+
+def test_what_is_measured_is_bounded_on_any_machine() -> None:
+    assert next_count(MEASURE_PROMPTS, MEASURE_LINES, 0.1) is None
+
+
+def test_no_two_measured_prompts_begin_alike() -> None:
+    begin = {measured_prompt(number, 2, 1)[:4] for number in range(1, MEASURE_PROMPTS + 1)}
+    assert len(begin) == MEASURE_PROMPTS
