@@ -76,7 +76,8 @@ def deferrals(state: SchedulerState) -> Iterator[int]:
 
 def over_budget(state: SchedulerState, kv: KvLimits) -> tuple[int, EvictionReason]:
     """The bytes that must go, and why. Room for what the writers may hold is made before it is
-    needed; on a full disk too, or a save would find the reserve in its way for ever.
+    needed; where a reserve is kept, on a full disk too, or a save would find it in its way for ever.
+    Without one, a disk that others have filled is theirs: nothing of ours goes for it.
     """
     index = state.index
     headroom = min(kv.writing_bytes, kv.max_bytes // 10)
@@ -84,7 +85,7 @@ def over_budget(state: SchedulerState, kv: KvLimits) -> tuple[int, EvictionReaso
     short = 0
     if index.free_bytes is not None:
         short = kv.reserve_bytes - index.free_bytes
-        short += headroom if index.stopped == "disk_full" else 0
+        short += min(headroom, kv.reserve_bytes) if index.stopped == "disk_full" else 0
     return (short, "reserve") if short > over else (over, "budget")
 
 
