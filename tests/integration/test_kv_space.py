@@ -115,13 +115,12 @@ def check_a_full_disk(server: RunningServer, folder: Path, fill: object, free: o
     wait_for_blocks(server, NUM_BLOCKS)
     fill()
     assert ask(server, prompt(2)).content == expected(MODEL, 2)
-    (stopped,) = wait_for(folder, events.SavingStopped)
+    stopped, *_ = wait_for(folder, events.SavingStopped)
     assert stopped.reason == "disk_full"
     wait_for_saving(server, {"enabled": True, "stopped": True, "reason": "disk_full"})
     assert server.http.get("/ready").status_code == 200
-    again = ask(server, prompt(1))
-    assert again.content == expected(MODEL, 1)
-    assert again.num_cached_tokens == NUM_BLOCKS * BLOCK_TOKENS
+    # Some or all of its blocks may have gone meanwhile, to make room.
+    assert ask(server, prompt(1)).content == expected(MODEL, 1)
     num_saved = len(recorded(folder, events.BlockSaved))
     free()
     wait_for(folder, events.SavingResumed)
