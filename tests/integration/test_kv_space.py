@@ -119,8 +119,9 @@ def check_a_full_disk(server: RunningServer, folder: Path, fill: object, free: o
     assert stopped.reason == "disk_full"
     wait_for_saving(server, {"enabled": True, "stopped": True, "reason": "disk_full"})
     assert server.http.get("/ready").status_code == 200
-    # Some or all of its blocks may have gone meanwhile, to make room.
-    assert ask(server, prompt(1)).content == expected(MODEL, 1)
+    again = ask(server, prompt(1))
+    assert again.content == expected(MODEL, 1)
+    assert again.num_cached_tokens == NUM_BLOCKS * BLOCK_TOKENS
     num_saved = len(recorded(folder, events.BlockSaved))
     free()
     wait_for(folder, events.SavingResumed)
