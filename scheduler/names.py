@@ -35,13 +35,18 @@ class BlockNames:
         self._block_tokens = block_tokens
         self._unnamed.extend(sorted(state.requests))
 
-    def pending(self, state: SchedulerState) -> Iterator[events.BlocksNamed]:
-        """Some of the requests that were open before the domain was known."""
-        for _ in range(min(MAX_NAMED, len(self._unnamed))):
+    def pending(
+        self, state: SchedulerState, rows: Sequence[RowTokens], most: int
+    ) -> Iterator[events.BlocksNamed]:
+        """Some of the requests that were open before the domain was known. `rows` is what a decode
+        step of these facts has put out: it is not among the known tokens yet.
+        """
+        news = {row.number: row.token_ids for row in rows}
+        for _ in range(min(MAX_NAMED, most, len(self._unnamed))):
             number = self._unnamed.popleft()
             request = state.requests.get(number)
             if request is not None:
-                tokens = self._known.by_number[number].tokens
+                tokens = [*self._known.by_number[number].tokens, *news.get(number, ())]
                 yield from self._named(number, request.request_id, tokens)
 
     def has_pending(self) -> bool:

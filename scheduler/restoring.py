@@ -9,6 +9,9 @@ from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
 from scheduler.kvcache.readahead import Announce, Fetch, Read, ReadAhead
 from scheduler.kvcache.store import ReadFailed, ReadFailure
 
+MAX_BAD = 8
+"""Files that one restore finds bad at most; after that the row begins empty."""
+
 
 class Restore:
     """See the module's text. `used` is told of each block that the row was filled from.
@@ -90,6 +93,8 @@ class Restore:
             most = num_blocks * self.block_tokens
             return self.finish(min(most, self.command.num_tokens), None)
         for depth in reversed(self.command.states):
+            if len(self.bad) == MAX_BAD:
+                break
             if depth > num_blocks or self.is_bad(depth):
                 continue
             found = self.fetch(self.files(self.command.hashes[depth - 1], True))

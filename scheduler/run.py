@@ -260,7 +260,8 @@ class Run:
         due_ns = deadline_ns(self.state)
         if due_ns is None:
             return self.upkeep.wait_s()
-        return min(self.upkeep.wait_s(), max(0, due_ns - time.time_ns()) / 1e9)
+        now_ns = max(self.state.now_ns, time.time_ns())
+        return min(self.upkeep.wait_s(), max(0, due_ns - now_ns) / 1e9)
 
     def is_over(self) -> bool:
         """Whether a stop has come to its end: it is recorded, and the engine is empty, the limit

@@ -39,8 +39,10 @@ from scheduler.streams import Arrival
 MAX_FACTS_OF_A_KIND = 64
 MAX_FACTS = 96
 MAX_EVENTS = 256
-"""A step's facts and decisions. A fact is answered by one decision at most; beside the answers
-there are 32 admissions, a batch, and a chunk's commit and plan.
+"""A step's facts and decisions. A fact is answered by one decision at most. Beside the answers
+there are 32 admissions, of which some are told to wait, 8 rows and a boundary whose blocks are
+saved, 8 files that cannot be read, one eviction, one shrinking of memory, a batch, and a chunk's
+commit and plan.
 """
 
 
@@ -156,7 +158,8 @@ class Sensors:
         while self.store_facts and len(collected.facts) < MAX_FACTS:
             collected.facts.append(self.store_facts.popleft())
         if self.names.has_pending():
-            collected.facts.extend(self.names.pending(state))
+            most = MAX_FACTS - len(collected.facts)
+            collected.facts.extend(self.names.pending(state, collected.rows, most))
         if self.inbox:
             take(self.inbox, collected, lambda a: self.take_wish(a, state, collected))
         if not collected.facts and is_due(state):
@@ -220,9 +223,9 @@ def key_of(fact: WishFact) -> tuple[str, str]:
 
 
 def is_due(state: SchedulerState) -> bool:
-    """Whether time itself must act."""
+    """Whether time itself must act. The journal's time goes on also when the clock went back."""
     due_ns = deadline_ns(state)
-    return due_ns is not None and time.time_ns() >= due_ns
+    return due_ns is not None and max(state.now_ns, time.time_ns()) >= due_ns
 
 
 def take(waiting: deque[T], collected: Collected, to_facts: Callable[[T], Iterable[Fact]]) -> None:
