@@ -71,3 +71,25 @@ def capacity_numbers(
         kv_bytes_per_token=model.kv_bytes_per_token,
         max_context_tokens=max_context_tokens(model, limits),
     )
+
+
+def why_nothing_fits(model: ModelFacts, limits: Limits) -> str | None:
+    """One line with the numbers when no request at all can be served below the ceiling: the
+    smallest is one prompt token and one of output. Else null.
+    """
+    if limits.ceiling_bytes is None or max_context_tokens(model, limits) >= 2:
+        return None
+    chunk, row = chunk_bytes(model, limits), row_bytes(model, 2)
+    return (
+        f"the ceiling is {size_text(limits.ceiling_bytes)}, but model {model.name} needs "
+        f"{size_text(model.weights_bytes + chunk + row)} (weights {size_text(model.weights_bytes)},"
+        f" one chunk {size_text(chunk)}, the smallest request {size_text(row)}): raise --ceiling"
+    )
+
+
+def size_text(num_bytes: int) -> str:
+    """A size for people, in the units that settings take."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes // size}.{num_bytes % size * 10 // size}{unit}"
+    return f"{num_bytes}B"

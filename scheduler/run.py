@@ -29,6 +29,7 @@ from scheduler.kvcache.fake_codec import FakeCodec
 from scheduler.kvcache.naming import KeyDamaged
 from scheduler.kvstore import KvStore
 from scheduler.loop import Loop, StopNow
+from scheduler.memory import why_nothing_fits
 from scheduler.policy import POLICY_VERSION
 from scheduler.recovery import Recovered, code_digest
 from scheduler.sensors import EngineDeath, Sensors
@@ -199,6 +200,8 @@ class Run:
                 return
             self.pause()
         description = self.description.result()
+        if why := why_nothing_fits(description.facts, self.settings.limits()):
+            raise ModelError(why)
         nonce = secrets.randbits(NONCE_BITS)
         self.engine = self.source.make_engine(description, nonce)
         self.kv = make_kv(self.settings, self.source, description, self.sensors)

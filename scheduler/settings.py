@@ -8,6 +8,7 @@ Units are in the names (`_ms`, `_s`, `_days`, `_bytes`, `_tokens`). A size may b
 whole number of bytes or with a unit: GB is 10^9 bytes, GiB 2^30.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,9 @@ UNITS = {
     "TIB": 2**40,
 }
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+PREFIX = "FERMATA_"
+"""Of the variables that are settings."""
 
 Scalar = str | int | float | bool | None
 
@@ -230,7 +234,7 @@ class Settings(BaseSettings):
     """All of them. `model` is a built-in name or a folder; `state` holds the journal."""
 
     model_config = SettingsConfigDict(
-        env_prefix="FERMATA_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
     model: str = "smollm2"
@@ -296,6 +300,7 @@ def load_settings(
     """
     if config_file is not None and not config_file.is_file():
         raise ConfigurationError(f"{config_file} is no file: --config takes a TOML file")
+    refuse_unknown_variables(os.environ)
 
     class FileSettings(Settings):
         model_config = SettingsConfigDict(toml_file=config_file)
@@ -307,6 +312,19 @@ def load_settings(
     except (SettingsError, ValueError) as error:
         where = "the environment" if config_file is None else f"{config_file} or the environment"
         raise ConfigurationError(f"{where} cannot be read: {error}") from error
+
+
+def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """pydantic-settings reads the variables that it knows and looks at no others. Raises
+    ConfigurationError for the first that names no setting and no group of them.
+    """
+    for variable in sorted(environment):
+        prefix, name = variable[: len(PREFIX)], variable[len(PREFIX) :].lower()
+        if prefix.upper() == PREFIX and name.partition("__")[0] not in Settings.model_fields:
+            raise ConfigurationError(
+                f"variable {variable} names no setting: write {PREFIX}GROUP__NAME, "
+                f"as in {PREFIX}SCHEDULER__MAX_ROWS, or unset it"
+            )
 
 
 def nested(overrides: Mapping[str, object]) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from journal.events import ModelFacts, WindowLayers
 from scheduler.engine import weights
+from scheduler.engine.fields import Fields, first_line
 from scheduler.engine.model import ModelError
 
 KV_STEP_TOKENS = 256
@@ -23,6 +24,9 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "n_ctx",
 FINGERPRINT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Configuration, tokenizer and chat template."""
 
+TOKENIZER_PATTERNS = ("tokenizer.model", "vocab.json", "*.tiktoken")
+"""What a tokenizer may be made of where there is no tokenizer.json."""
+
 _SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -31,20 +35,21 @@ class ModelFiles:
     """A model's folder that has what it must have, with its configuration and weight headers."""
 
     folder: Path
-    config: Mapping[str, Any]
-    generation_config: Mapping[str, Any]
+    config: Fields
+    generation_config: Fields
     weight_files: tuple[Path, ...]
     tensors: Mapping[str, weights.TensorEntry]
 
     @property
-    def text_config(self) -> Mapping[str, Any]:
+    def text_config(self) -> Fields:
         """The language model's part of the configuration."""
-        return self.config.get("text_config") or self.config
+        return self.config.inner("text_config") or self.config
 
     @property
     def num_parameters(self) -> int:
         """Elements of all arrays; packed weights count as many as they hold."""
-        bits = (self.config.get("quantization") or {}).get("bits", 32)
+        quantization = self.config.inner("quantization")
+        bits = quantization.count("bits", default=32) if quantization else 32
         return sum(
             entry.num_elements * (32 // bits if entry.dtype == "U32" else 1)
             for entry in self.tensors.values()
@@ -60,47 +65,61 @@ class ModelFiles:
 
 
 def open_folder(folder: Path) -> ModelFiles:
-    """Looks whether the folder holds a model. Raises ModelError, saying what is missing."""
+    """Looks whether the folder holds a model. Raises ModelError for what is not or wrong."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder: give a built-in name or an mlx-lm model's folder")
     config = _read_json(folder / "config.json")
-    if "model_type" not in config:
+    if not isinstance(config.values.get("model_type"), str):
         raise ModelError(f"{folder}/config.json names no model_type: it is no model's folder")
-    generation = folder / "generation_config.json"
     weight_files = tuple(sorted(folder.glob("model*.safetensors")))
     if not weight_files:
         raise ModelError(f"{folder} has no model*.safetensors: convert the model with mlx_lm")
     if not (folder / "tokenizer_config.json").is_file():
         raise ModelError(f"{folder} has no tokenizer_config.json: fetch the model again")
+    _check_tokenizer(folder)
     tensors: dict[str, weights.TensorEntry] = {}
     for file in weight_files:
         tensors |= weights.read_header(file)
-    generation_config = _read_json(generation) if generation.is_file() else {}
-    return ModelFiles(folder, config, generation_config, weight_files, tensors)
+    generation = folder / "generation_config.json"
+    generation_config = _read_json(generation) if generation.is_file() else Fields(generation, {})
+    files = ModelFiles(folder, config, generation_config, weight_files, tensors)
+    files.text_config.check()
+    return files
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _check_tokenizer(folder: Path) -> None:
+    """Looks whether there is a tokenizer at all. Raises ModelError."""
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        if not _read_json(file).inner("model"):
+            raise ModelError(f"{file} holds no tokenizer: fetch the model again")
+    elif not any(found for name in TOKENIZER_PATTERNS for found in folder.glob(name)):
+        raise ModelError(f"{folder} has no tokenizer.json: fetch the model again")
+
+
+def _read_json(path: Path) -> Fields:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent} has no {path.name}: it is no model's folder") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}): fetch the model again") from error
+        message = f"{path} cannot be read ({first_line(error)}): fetch the model again"
+        raise ModelError(message) from error
     if not isinstance(body, dict):
         raise ModelError(f"{path} holds no JSON object: fetch the model again")
-    return cast("dict[str, Any]", body)
+    return Fields(path, cast("dict[str, Any]", body))
 
 
 def estimate(name: str, files: ModelFiles, fingerprint: str) -> ModelFacts:
     """The facts as the files tell them. Measured numbers replace them when the model is loaded."""
     text = files.text_config
-    context = next((text[key] for key in CONTEXT_KEYS if text.get(key)), None)
-    if not isinstance(context, int):
-        raise ModelError(f"{files.folder}/config.json has no max_position_embeddings")
+    context = text.count(*CONTEXT_KEYS)
+    if not context:
+        raise ModelError(f"{files.folder}/config.json has no max_position_embeddings: add it")
     size = files.activation_bytes
     layer_bytes = 2 * _num_kv_heads(text) * _head_size(text) * size
     kinds = Counter(_layer_kinds(text))
-    window = text.get("sliding_window") or 0
+    window = text.count("sliding_window")
     windows = (
         (WindowLayers(bytes_per_token=layer_bytes * kinds["sliding"], window_tokens=window),)
         if kinds["sliding"]
@@ -119,20 +138,19 @@ def estimate(name: str, files: ModelFiles, fingerprint: str) -> ModelFacts:
     )
 
 
-def _num_kv_heads(text: Mapping[str, Any]) -> int:
-    return text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
+def _num_kv_heads(text: Fields) -> int:
+    return text.count("num_key_value_heads", "num_attention_heads", default=1)
 
 
-def _head_size(text: Mapping[str, Any]) -> int:
-    return text.get("head_dim") or text.get("hidden_size", 0) // (
-        text.get("num_attention_heads") or 1
-    )
+def _head_size(text: Fields) -> int:
+    even = text.count("hidden_size") // text.count("num_attention_heads", default=1)
+    return text.count("head_dim", default=even)
 
 
-def _layer_kinds(text: Mapping[str, Any]) -> Sequence[str]:
+def _layer_kinds(text: Fields) -> Sequence[str]:
     """`full`, `sliding` or `linear` for each layer, by the ways in which configurations say so."""
-    num_layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
-    named = text.get("layer_types")
+    num_layers = text.count("num_hidden_layers", "n_layer")
+    named = text.words("layer_types")
     if named:
         words = {"sliding_attention": "sliding", "linear_attention": "linear"}
         return [words.get(name, "full") for name in named]
@@ -140,25 +158,27 @@ def _layer_kinds(text: Mapping[str, Any]) -> Sequence[str]:
         ("full_attention_interval", "linear"),
         ("sliding_window_pattern", "sliding"),
     ):
-        if interval := text.get(key):
+        if interval := text.count(key):
             return [other if (layer + 1) % interval else "full" for layer in range(num_layers)]
     return ["full"] * num_layers
 
 
-def _linear_state_bytes(text: Mapping[str, Any], size: int) -> int:
+def _linear_state_bytes(text: Fields, size: int) -> int:
     """A gated delta layer's state: the convolution's last inputs, and a matrix per value head that
     is kept in float32.
     """
-    keys = text.get("linear_num_key_heads", 0) * text.get("linear_key_head_dim", 0)
-    values = text.get("linear_num_value_heads", 0) * text.get("linear_value_head_dim", 0)
-    kept = (text.get("linear_conv_kernel_dim", 1) - 1) * (2 * keys + values) * size
-    return kept + 4 * values * text.get("linear_key_head_dim", 0)
+    key_size = text.count("linear_key_head_dim")
+    keys = text.count("linear_num_key_heads") * key_size
+    values = text.count("linear_num_value_heads") * text.count("linear_value_head_dim")
+    kept = (text.count("linear_conv_kernel_dim", default=1) - 1) * (2 * keys + values) * size
+    return kept + 4 * values * key_size
 
 
-def _transient_bytes(text: Mapping[str, Any], size: int) -> int:
+def _transient_bytes(text: Fields, size: int) -> int:
     """A layer's inner arrays for one token, roughly: two of the MLP's width, six of the model's."""
-    inner = text.get("intermediate_size") or 4 * text.get("hidden_size", 0)
-    return (2 * inner + 6 * text.get("hidden_size", 0)) * size
+    width = text.count("hidden_size")
+    inner = text.count("intermediate_size", default=4 * width)
+    return (2 * inner + 6 * width) * size
 
 
 def fingerprint(files: ModelFiles, digests: Path) -> str:

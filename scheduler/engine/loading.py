@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import msgspec
+from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -22,6 +23,7 @@ from scheduler.engine import attention
 from scheduler.engine.arrays import number
 from scheduler.engine.base import EngineLoaded
 from scheduler.engine.decoding import ROW_ERRORS
+from scheduler.engine.fields import first_line
 from scheduler.engine.model import ModelError
 
 PROBE_LENGTHS = (9, 32)
@@ -75,8 +77,10 @@ def load_weights(folder: Path) -> Any:
     """mlx-lm's model of the folder, evaluated. Raises ModelError."""
     try:
         return load_model(folder)[0]
-    except (OSError, *ROW_ERRORS) as error:
-        raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
+    except (OSError, ImportError, StrictDataclassError, *ROW_ERRORS) as error:
+        raise ModelError(
+            f"the model in {folder} cannot be loaded ({first_line(error)}): fetch the model again"
+        ) from error
 
 
 @dataclass(frozen=True)

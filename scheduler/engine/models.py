@@ -58,6 +58,7 @@ class MlxSource:
 
         from scheduler.engine import tokenizer
 
+        tokenizer.check_kind(files.config)
         return ModelDescription(
             name=facts.name,
             tokenizer=tokenizer.load(folder, _end_of_turn_ids(files)),
@@ -84,7 +85,7 @@ def _end_of_turn_ids(files: description.ModelFiles) -> list[int] | None:
     tokenizer's own.
     """
     for config in (files.generation_config, files.config, files.text_config):
-        found = config.get("eos_token_id")
+        found = config.token_ids("eos_token_id")
         if found is not None:
-            return [found] if isinstance(found, int) else list(found)
+            return found
     return None

@@ -3,14 +3,29 @@
 mlx-lm's wrapper does the work. Importing it imports mlx, so the BLAS is chosen before.
 """
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 
+from scheduler.engine.fields import Fields, first_line
 from scheduler.engine.model import ModelError
 from scheduler.engine.text import Detokenizer
+
+LOAD_ERRORS = (
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers and huggingface_hub raise for files that they cannot use."""
 
 
 class ModelTokenizer:
@@ -60,12 +75,28 @@ class ModelTokenizer:
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
 
 
+def check_kind(config: Fields) -> None:
+    """Looks whether mlx-lm knows the model's type, before transformers warns of it at length.
+    Raises ModelError.
+    """
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    kind = str(config.values["model_type"])
+    module = MODEL_REMAPPING.get(kind, kind)
+    known = module.isidentifier() and importlib.util.find_spec(f"mlx_lm.models.{module}")
+    if not known and not config.values.get("model_file"):
+        raise ModelError(f"{config.path}: mlx-lm knows no model_type {kind!r}: serve another model")
+
+
 def load(folder: Path, end_of_turn_ids: Sequence[int] | None) -> ModelTokenizer:
     """The tokenizer of a model's folder. Raises ModelError when its files are broken."""
     from mlx_lm.tokenizer_utils import load as load_wrapper
 
     try:
         wrapper = load_wrapper(folder, eos_token_ids=end_of_turn_ids)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+    except LOAD_ERRORS as error:
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded ({first_line(error)}): "
+            "fetch the model again"
+        ) from error
     return ModelTokenizer(wrapper)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.engine import builtin, description, tiny, tokenizer, weights
+from scheduler.engine import builtin, description, loading, tiny, tokenizer, weights
 from scheduler.engine.blas import SMALL_MODEL_PARAMETERS
+from scheduler.engine.fields import Fields
 from scheduler.engine.model import ModelError
 from scheduler.engine.models import MlxSource, resolve
 from scheduler.settings import Settings
@@ -125,6 +126,8 @@ def put(name: str, text: str) -> Callable[[Path], None]:
         (remove("config.json"), "has no config.json"),
         (remove("model.safetensors"), "has no model"),
         (remove("tokenizer_config.json"), "has no tokenizer_config.json"),
+        (remove("tokenizer.json"), "has no tokenizer.json"),
+        (put("tokenizer.json", "{}"), "holds no tokenizer"),
         (put("config.json", "{"), "cannot be read"),
         (put("config.json", "[]"), "holds no JSON object"),
         (put("config.json", "{}"), "names no model_type"),
@@ -144,10 +147,70 @@ def test_broken_folder_is_refused_in_one_line(
     assert str(folder) in str(caught.value)
 
 
-def test_broken_tokenizer_is_refused(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text('{"model": 1}')
-    with pytest.raises(ModelError, match="the tokenizer in"):
+def edit(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", "four"),
+        ("hidden_size", "64"),
+        ("hidden_size", True),
+        ("vocab_size", None),
+        ("num_attention_heads", 0),
+        ("max_position_embeddings", -5),
+        ("max_position_embeddings", "big"),
+        ("text_config", [1]),
+        ("quantization", {"bits": 0.5}),
+        ("layer_types", [1]),
+        ("eos_token_id", "end"),
+    ],
+)
+def test_wrong_type_in_a_configuration_is_named(
+    folder: Path, cache: Path, key: str, value: object
+) -> None:
+    edit(folder, **{key: value})
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match="bits" if key == "quantization" else key) as caught:
+        MlxSource(str(folder), "stock").describe()
+    assert "\n" not in str(caught.value)
+    assert "fetch the model again" in str(caught.value)
+
+
+def test_unknown_kind_of_model_is_refused_before_transformers_speaks(
+    folder: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    edit(folder, model_type="nosuch")
+    with pytest.raises(ModelError, match="knows no model_type 'nosuch'"):
+        MlxSource(str(folder), "stock").describe()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        put("tokenizer.json", '{"model": {"type": "BPE"}}'),
+        put("tokenizer_config.json", '{"tokenizer_class": 5}'),
+        put("tokenizer_config.json", "["),
+        lambda folder: edit(folder, rms_norm_eps="small"),
+    ],
+)
+def test_broken_tokenizer_is_refused_in_one_line(
+    folder: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(folder)
+    with pytest.raises(ModelError, match="the tokenizer in") as caught:
         tokenizer.load(folder, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_do_not_fit_the_configuration_are_refused_in_one_line(folder: Path) -> None:
+    edit(folder, num_hidden_layers=1)
+    with pytest.raises(ModelError, match="the model in") as caught:
+        loading.load_weights(folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_estimates_equal_what_is_measured(folder: Path) -> None:
@@ -175,7 +238,9 @@ def test_windows_are_estimated() -> None:
         "sliding_window_pattern": 3,
         "max_position_embeddings": 8192,
     }
-    files = description.ModelFiles(Path("model"), config, {}, (), {})
+    files = description.ModelFiles(
+        Path("model"), Fields(Path("config.json"), config), Fields(Path("none"), {}), (), {}
+    )
     facts = description.estimate("model", files, "")
     # 2 heads of 16 numbers of 2 bytes, keys and values.
     assert facts.kv_bytes_per_token == 2 * 128

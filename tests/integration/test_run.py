@@ -9,6 +9,7 @@ import pytest
 from journal.errors import JournalBroken, JournalFull, JournalLocked
 from journal.journal import Journal
 from scheduler.engine.fake import FakeEngine
+from scheduler.memory import chunk_bytes, row_bytes, size_text
 from scheduler.run import Exit
 from scheduler.service import Saturated, Service
 from scheduler.wiring import build
@@ -79,6 +80,25 @@ def test_a_model_that_cannot_be_had_is_status_2(tmp_path: Path) -> None:
         await service.ended()
 
     assert serve(settings, talk, source) == Exit(2, "no such folder: name another with --model")
+
+
+@pytest.mark.parametrize(("spare_bytes", "status"), [(-1, 2), (0, 0)])
+def test_a_ceiling_below_which_nothing_fits_is_status_2(
+    tmp_path: Path, spare_bytes: int, status: int
+) -> None:
+    facts = ScriptedSource(settings_in(tmp_path)).describe().facts
+    limits = settings_in(tmp_path).limits()
+    least = facts.weights_bytes + chunk_bytes(facts, limits) + row_bytes(facts, 2)
+    settings = settings_in(tmp_path, memory__ceiling=least + spare_bytes)
+
+    async def talk(service: Service) -> None:
+        await (service.ended() if status else ready(service))
+
+    ended = serve(settings, talk)
+    assert ended.status == status
+    if status:
+        assert ended.message.startswith("the ceiling is ")
+        assert f"the smallest request {size_text(row_bytes(facts, 2))}" in ended.message
 
 
 def test_weights_that_cannot_be_loaded_are_status_2(state_folder: Path) -> None:

@@ -11,6 +11,7 @@ from scheduler.memory import (
     round_up,
     row_bytes,
     rows_capacity_bytes,
+    size_text,
 )
 from tests.unit.core_driver import LIMITS, MODEL
 
@@ -112,3 +113,13 @@ def test_seven_numbers_of_a_refusal() -> None:
         kv_bytes_per_token=1_000,
         max_context_tokens=768,
     )
+
+
+def test_sizes_for_people_are_rounded_down() -> None:
+    assert [size_text(n) for n in (0, 999, 1_000, 1_299_999, 48 * 10**9)] == [
+        "0B",
+        "999B",
+        "1.0KB",
+        "1.2MB",
+        "48.0GB",
+    ]

@@ -67,6 +67,21 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize("name", ["FERMATA_NOPE", "FERMATA_NOPE__PORT", "fermata_server_port"])
+def test_an_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigurationError, match=f"variable {name} names no setting") as raised:
+        load_settings()
+    assert "\n" not in str(raised.value)
+
+
+def test_variables_of_settings_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERMATA_STATE", "elsewhere")
+    monkeypatch.setenv("FERMATA_SERVER", '{"port": 1}')
+    settings = load_settings()
+    assert (settings.state, settings.server.port) == (Path("elsewhere"), 1)
+
+
 def test_the_journal_gets_all_settings_but_no_secret() -> None:
     settings = load_settings(overrides={"server.api_key": "open sesame", "server.port": 0})
     configuration = settings.configuration()
