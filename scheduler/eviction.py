@@ -76,8 +76,8 @@ def deferrals(state: SchedulerState) -> Iterator[int]:
 
 def over_budget(state: SchedulerState, kv: KvLimits) -> tuple[int, EvictionReason]:
     """The bytes that must go, and why. Room for what the writers may hold is made before it is
-    needed; where a reserve is kept, on a full disk too, or a save would find it in its way for ever.
-    Without one, a disk that others have filled is theirs: nothing of ours goes for it.
+    needed; where a reserve is kept, on a full disk too, or a save would find it in its way for
+    ever. Without one, a disk that others have filled is theirs: nothing of ours goes for it.
     """
     index = state.index
     headroom = min(kv.writing_bytes, kv.max_bytes // 10)
