@@ -81,6 +81,7 @@ class KvStore:
         self.closing = threading.Event()
         self.swept = threading.Event()
         self.keeper: threading.Thread | None = None
+        self.reported_bytes: int | None = None
 
     # The engine's thread
 
@@ -250,12 +251,17 @@ class KvStore:
             self.closing.wait(self.settings.measure_s)
 
     def measure(self, num_swept: int, swept_bytes: int) -> None:
-        """Reports the free space, if it can be read."""
+        """Reports the free space, if it can be read and is another one: a server that does nothing
+        writes nothing.
+        """
         try:
             free_bytes = self.store.free_bytes()
         except OSError as error:
             log.warning("the free space for saved KV cannot be read", error=str(error))
             return
+        if not num_swept and not has_changed(self.reported_bytes, free_bytes):
+            return
+        self.reported_bytes = free_bytes
         self.deliver(
             events.StoreMeasured(
                 free_bytes=free_bytes, num_swept=num_swept, swept_bytes=swept_bytes
@@ -270,6 +276,11 @@ class KvStore:
             self.deliver(lost(batch.resized, "corrupt"))
         if batch.num_swept or batch.num_temporary:
             self.measure(batch.num_swept + batch.num_temporary, batch.swept_bytes)
+
+
+def has_changed(reported_bytes: int | None, free_bytes: int) -> bool:
+    """Whether the free space differs by more than one percent from what was reported."""
+    return reported_bytes is None or abs(free_bytes - reported_bytes) * 100 > reported_bytes
 
 
 def file_of(domain: str, name: str, *, is_state: bool) -> KeptFile:

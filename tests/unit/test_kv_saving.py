@@ -99,20 +99,19 @@ def test_the_last_block_is_saved_before_the_row_is_dropped() -> None:
 
 
 def test_two_rows_with_one_block_save_it_once() -> None:
-    limits = msgspec.structs.replace(kv_limits(writing_bytes=BLOCK_BYTES, await_ns=0))
-    driver = KvDriver(limits)
+    driver = KvDriver(kv_limits(writing_bytes=2 * BLOCK_BYTES, await_ns=0))
     driver.ask("xyz", 3)
     driver.ask("xyz", 3)
     driver.prefill()
     driver.step(driver.decoded())
     driver.prefill()
-    assert files(driver.plans) == ["x"]
-    assert [driver.request(name).unsaved for name in "ab"] == [[1, 2], [0, 1, 2]]
-    driver.save_all()
-    assert driver.on_disk == ["x", "xy", "xyz"]
+    assert [driver.request(name).unsaved for name in "ab"] == [[2], [0, 1, 2]]
+    first, second = driver.plans
+    [save] = only(driver.step(driver.saved(first), driver.saved(second)), events.BlockSavePlanned)
+    assert (save.request_id, files(list(save.blocks))) == ("a", ["xyz"])
+    driver.step(driver.saved(save.blocks[0]))
     assert {b.leases for b in driver.state.index.blocks.values()} == {2}
-    saves = [r.event for r in driver.records if isinstance(r.event, events.BlockSavePlanned)]
-    assert [p.hash for save in saves for p in save.blocks] == ["x", "xy", "xyz"]
+    assert driver.state.unsaved == {}
 
 
 @pytest.mark.parametrize("reason", ["disk_full", "io_error", "given_up"])
@@ -144,6 +143,7 @@ def test_what_fails_late_does_not_come_back_to_another_row() -> None:
     assert driver.request("a").num_cached_tokens == 0
     driver.step(failed(driver.plans.pop(0), "io_error"))
     assert driver.request("a").unsaved == []
+    assert files(driver.plans) == ["xy"], "of the row before"
     driver.prefill()
     driver.save_all()
     assert driver.on_disk == ["x", "xy"]
@@ -234,6 +234,19 @@ def test_a_state_whose_block_does_not_come_is_removed() -> None:
     [gone] = only(driver.step(failed(block, "obstructed")), events.BlocksEvicted)
     assert (gone.hashes, gone.states, gone.reason) == ((), ("xy",), "bad")
     assert driver.state.index.disk_bytes == 0
+
+
+def test_a_state_whose_block_was_never_saved_goes_with_its_request() -> None:
+    driver = KvDriver(kv_limits(writing_bytes=STATEFUL.state_bytes), model=STATEFUL)
+    driver.ask("xy", 5)
+    driver.prefill()
+    block, state = driver.plans
+    assert files([block, state]) == ["x", "xy.state"]
+    driver.step(driver.saved(state))
+    assert set(driver.state.index.early_states) == {"xy"}, "its block is still to be saved"
+    driver.step(events.CancelRequested(request_id="a"))
+    [gone] = only(driver.step(events.ClockTicked()), events.BlocksEvicted)
+    assert (gone.states, gone.reason) == (("xy",), "bad")
 
 
 def test_a_state_is_not_written_while_its_bad_file_is_still_to_go() -> None:

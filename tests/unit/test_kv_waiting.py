@@ -125,9 +125,9 @@ def test_a_retry_waits_for_nobody() -> None:
     assert driver.request("a").deferred_until_ns == 0
 
 
-@pytest.mark.parametrize("more", [0, 3])
-def test_a_twin_with_states_waits_for_the_state_too(more: int) -> None:
-    driver = KvDriver(model=STATEFUL)
+@pytest.mark.parametrize(("more", "every"), [(0, 0), (3, 0), (3, 100)])
+def test_a_twin_with_states_waits_for_the_state_too(more: int, every: int) -> None:
+    driver = KvDriver(kv_limits(state_every_blocks=every), model=STATEFUL)
     driver.ask("xy", 1 + more, suffix_tokens=1)
     wait = deferred(driver.ask("xy", 1 + more, suffix_tokens=1))
     assert wait.hash == "xy"
