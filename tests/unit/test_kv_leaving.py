@@ -6,6 +6,7 @@ import pytest
 from journal import events
 from scheduler.effects import RemoveFiles
 from scheduler.eviction import MAX_EVICTED, deadline_ns
+from scheduler.prefix import change
 from tests.unit.core_driver import LIMITS
 from tests.unit.kv_driver import (
     BLOCK,
@@ -80,19 +81,20 @@ def test_a_state_that_is_saved_after_its_block_has_gone_is_removed() -> None:
     assert driver.state.index.disk_bytes == 0
 
 
-def test_another_domain_goes_first() -> None:
-    driver = KvDriver(kv_limits(max_bytes=100 * BLOCK_BYTES))
+def test_another_domain_goes_first_however_young() -> None:
+    driver = KvDriver()
     driver.run("ab")
     driver.begin_run()
     driver.step(ready(driver.model, "another"))
     driver.run("xy")
-    driver.step(driver.receive(3 * BLOCK, name="c"), driver.named("c", "xyz"))
+    driver.begin_run()
+    driver.step(ready(driver.model, DOMAIN))
     driver.step(events.ClearRequested(by="test"))
-    assert gone(driver) == [("cleared", ("ab", "a"))]
-    domains = [e.domain for e in driver.effects if isinstance(e, RemoveFiles)]
-    assert domains == [DOMAIN]
+    assert gone(driver) == [("cleared", ("xy", "x"))]
+    assert [e.domain for e in driver.effects if isinstance(e, RemoveFiles)] == ["another"]
     driver.step(TICK)
-    assert driver.on_disk == ["x", "xy"], "in use"
+    assert gone(driver)[1:] == [("cleared", ("ab", "a"))]
+    assert [e.domain for e in driver.effects if isinstance(e, RemoveFiles)] == [DOMAIN]
 
 
 def test_what_is_leased_stays_and_what_is_below_it() -> None:
@@ -106,13 +108,14 @@ def test_what_is_leased_stays_and_what_is_below_it() -> None:
     assert gone(driver) == [("cleared", ("xyz",))]
 
 
-def test_what_is_pinned_stays() -> None:
+@pytest.mark.parametrize(("pinned", "left"), [("xy", ["x", "xy"]), ("xyz", ["x", "xy", "xyz"])])
+def test_what_is_pinned_stays(pinned: str, left: list[str]) -> None:
     driver = KvDriver()
     driver.run("xyz")
-    block = driver.state.index.blocks["xy"]
-    block.pins = 1  # nothing pins yet
+    change(driver.state.index, pinned, pins=1)  # no decision pins yet
     driver.step(events.ClearRequested(by="test"))
-    assert driver.on_disk == ["x", "xy"]
+    assert driver.on_disk == left
+    assert deadline_ns(driver.state) is None
 
 
 def test_a_block_is_not_sent_away_in_the_step_that_leases_it() -> None:
@@ -204,15 +207,20 @@ def test_the_reserve_of_the_file_system() -> None:
     assert driver.state.index.free_bytes == 1_000_000 + BLOCK_BYTES - 1
 
 
-def test_a_full_disk_is_given_room_for_the_next_save() -> None:
-    driver = KvDriver(kv_limits(reserve_bytes=1_000, writing_bytes=2 * BLOCK_BYTES))
+@pytest.mark.parametrize(
+    ("reserve_bytes", "expected"), [(100_000, [("reserve", ("x", "y"))]), (0, [])]
+)
+def test_a_full_disk_with_a_reserve_is_given_room_for_the_next_save(
+    reserve_bytes: int, expected: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    driver = KvDriver(kv_limits(reserve_bytes=reserve_bytes, writing_bytes=2 * BLOCK_BYTES))
     for chain in "xyz":
         driver.run(chain)
-    measured = events.StoreMeasured(free_bytes=1_001, num_swept=0, swept_bytes=0)
+    measured = events.StoreMeasured(free_bytes=reserve_bytes + 1, num_swept=0, swept_bytes=0)
     driver.step(measured)
     assert gone(driver) == []
     driver.step(events.SavingStopped(reason="disk_full", detail=""))
-    assert gone(driver) == [("reserve", ("x", "y"))]
+    assert gone(driver) == expected
 
 
 # Output that nothing can match again

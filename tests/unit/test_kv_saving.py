@@ -266,6 +266,14 @@ def test_a_state_is_not_written_while_its_bad_file_is_still_to_go() -> None:
     assert files(driver.plans) == ["ab.state"]
 
 
+def test_blocks_without_a_name_are_not_saved_nor_are_their_states() -> None:
+    driver = KvDriver(model=STATEFUL)
+    driver.step(driver.receive(4 * BLOCK + 5, name="a"))
+    driver.prefill()
+    assert driver.plans == []
+    assert driver.request("a").unsaved == []
+
+
 def test_a_run_that_saves_nothing_plans_nothing() -> None:
     driver = KvDriver(msgspec.structs.replace(kv_limits(), kv=None))
     driver.ask("xy", 3)
