@@ -66,7 +66,7 @@ def test_a_rig_steps_with_rows_that_decode_and_requests_that_wait(tmp_path: Path
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)  # It starts five servers, one after the other.
 def test_hits_are_measured_on_real_servers(capsys: pytest.CaptureFixture[str]) -> None:
     status = bench_hits.run(bench_hits.Size(num_tokens=200, rounds=1), as_json=True)
     body = json.loads(capsys.readouterr().out.splitlines()[-1])
