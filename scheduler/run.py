@@ -254,10 +254,12 @@ class Run:
         self.sensors.wake.wait(self.wait_s())
         self.sensors.wake.clear()
 
-    def wait_s(self) -> float:
+    def wait_s(self) -> float | None:
         """Until the next thing that time itself brings: the end of a drain, upkeep, or a deadline
         that the state names.
         """
+        if not self.begun:
+            return None  # only the description, a stop or a question can end this wait
         if self.stop_deadline_ns is not None:
             return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
         due_ns = deadline_ns(self.state)
