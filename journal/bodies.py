@@ -54,9 +54,32 @@ class KvLimits(Body, frozen=True, kw_only=True):
     await_ns: int
 
 
+class MemoryLimits(Body, frozen=True, kw_only=True):
+    """The settings of memory that `decide` reads. Marks are permille of the ceiling.
+
+    `act_limit_ns` is how long an action's expected bytes count as given back. `reserve` is what an
+    admission holds for a row: all that it may ever need (bound), its tokens and `growth_tokens` of
+    output (expected), or what it has and one more chunk (chunk). With `is_auto` the ceiling
+    follows what other programs leave, less `machine_reserve_bytes`.
+    """
+
+    low_permille: int
+    high_permille: int
+    emergency_permille: int
+    hysteresis_permille: int
+    act_limit_ns: int
+    reserve: Literal["bound", "expected", "chunk"]
+    growth_tokens: int
+    min_progress_tokens: int
+    pause: bool
+    is_auto: bool
+    machine_reserve_bytes: int
+    wait_limit_ns: int
+
+
 class Limits(Body, frozen=True, kw_only=True):
     """The settings that `decide` reads, as they were at the start of a run (scheduler/settings.py
-    explains each).
+    explains each). 0 in `gap_ns` and `max_age_ns`: no such bound.
     """
 
     max_rows: int
@@ -69,6 +92,9 @@ class Limits(Body, frozen=True, kw_only=True):
     max_retries: int
     max_deaths: int
     kv: KvLimits | None = None
+    memory: MemoryLimits | None = None
+    gap_ns: int = 0
+    max_age_ns: int = 0
 
 
 class WindowLayers(Body, frozen=True, kw_only=True):

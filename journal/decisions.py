@@ -96,13 +96,149 @@ class BlocksEvicted(Event, frozen=True, kw_only=True):
     states: tuple[str, ...]
     freed_bytes: int
     reason: Literal["budget", "reserve", "age", "cleared", "never_matched", "bad"]
+    tails: tuple[str, ...] = ()
 
 
 class TierShrunk(Event, frozen=True, kw_only=True):
-    """Blocks that leave memory; their files stay."""
+    """Blocks that leave memory; their files stay. `pressure`: usage is over the high mark."""
 
     hashes: tuple[str, ...]
     freed_bytes: int
+    reason: Literal["budget", "pressure"] = "budget"
+    usage_bytes: int | None = None
+
+
+class ReclaimStarted(Event, frozen=True, kw_only=True):
+    """The allocator is to give back what it keeps for reuse, at the next step boundary."""
+
+    usage_bytes: int
+    ceiling_bytes: int
+    expected_bytes: int
+    num_admitted: int
+
+
+class EmergencyDeclared(Event, frozen=True, kw_only=True):
+    """Usage is over the emergency mark in two readings."""
+
+    usage_bytes: int
+    ceiling_bytes: int
+    num_admitted: int
+
+
+class PauseStarted(Event, frozen=True, kw_only=True):
+    """One row is to be held, for `reason` (no_room: the next chunk of the row that is served first
+    does not fit). It leaves the batch; when its chain is durable, its memory is given back.
+
+    `rank` is its place among `num_candidates` rows that could be held (0: it was named by hand);
+    holding it gives `frees_bytes` back, of which `unsaved_bytes` are still to be written.
+    """
+
+    request_id: str
+    number: int
+    reason: Literal["high", "emergency", "no_room", "operator"]
+    usage_bytes: int
+    ceiling_bytes: int | None
+    rank: int
+    num_candidates: int
+    frees_bytes: int
+    unsaved_bytes: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+class TailSavePlanned(Event, frozen=True, kw_only=True):
+    """The engine is to hand what the row holds behind `tail_start` to the writers, once it has come
+    to rest.
+    """
+
+    request_id: str
+    number: int
+    tail_start: int
+
+
+class ChainPinned(Event, frozen=True, kw_only=True):
+    """The first `num_blocks` blocks of the request, the last of which is `last_hash`, and its tail
+    stay on disk until `chain_unpinned`: together they are the KV of its first `num_tokens` tokens.
+    """
+
+    request_id: str
+    number: int
+    num_blocks: int
+    last_hash: str
+    tail_bytes: int
+    num_tokens: int
+
+
+class KvDropped(Event, frozen=True, kw_only=True):
+    """The request is held with its tokens only, since its KV cannot be saved or may not stay; it is
+    computed again later, from what of its chain is on disk.
+    """
+
+    request_id: str
+    number: int
+    reason: Literal["disk_full", "io_error", "not_taken", "not_saved", "alone"]
+    num_cached_tokens: int
+
+
+class RequestPaused(Event, frozen=True, kw_only=True):
+    """The request is held. `had_row`: its row is dropped now."""
+
+    request_id: str
+    number: int
+    reason: Literal["high", "emergency", "no_room", "operator"]
+    had_row: bool
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+class ResumeStarted(Event, frozen=True, kw_only=True):
+    """A held request gets a row again, which is filled from disk: its bytes are reserved.
+
+    The numbers are those of `request_admitted`; with `has_tail` its own tail follows the blocks.
+    `held_ns` is how long it was held.
+    """
+
+    request_id: str
+    number: int
+    num_known_tokens: int
+    num_cached_tokens: int
+    reserved_bytes: int
+    in_use_bytes: int
+    ceiling_bytes: int | None
+    num_admitted: int
+    solo: bool
+    num_blocks: int
+    has_tail: bool
+    num_memory_tokens: int
+    num_disk_tokens: int
+    parted_because: str
+    held_ns: int
+
+
+class RequestResumed(Event, frozen=True, kw_only=True):
+    """The request goes on: its row holds `num_cached_tokens` tokens, and `num_lost_tokens` that it
+    had before its pause are to be computed again.
+    """
+
+    request_id: str
+    number: int
+    num_cached_tokens: int
+    num_lost_tokens: int
+
+
+class ChainUnpinned(Event, frozen=True, kw_only=True):
+    """What the request pinned may go again. Its tail, if `tail_bytes` is not 0, is unlinked after
+    this commit.
+    """
+
+    request_id: str
+    number: int
+    domain: str
+    num_blocks: int
+    last_hash: str
+    num_tokens: int
+    tail_bytes: int
+    reason: Literal["resumed", "ended", "lost"]
 
 
 class PrefillChunkPlanned(Event, frozen=True, kw_only=True):
@@ -165,7 +301,7 @@ class RequestCancelled(Event, frozen=True, kw_only=True):
 
     request_id: str
     number: int
-    reason: Literal["cancel_requested", "client_gone"]
+    reason: Literal["cancel_requested", "client_gone", "deadline"]
     num_output_tokens: int
     had_row: bool = False
     num_memory_tokens: int = 0
@@ -180,7 +316,7 @@ class RequestAborted(Event, frozen=True, kw_only=True):
 
     request_id: str
     number: int
-    reason: Literal["engine_failed", "server_deaths"]
+    reason: Literal["engine_failed", "server_deaths", "memory", "memory_wait"]
     detail: str
     num_output_tokens: int
     had_row: bool = False

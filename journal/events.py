@@ -15,6 +15,7 @@ from journal.bodies import (
     KvLimits,
     Limits,
     LostReason,
+    MemoryLimits,
     ModelFacts,
     Part,
     RowEnd,
@@ -25,17 +26,27 @@ from journal.decisions import (
     BatchChanged,
     BlockSavePlanned,
     BlocksEvicted,
+    ChainPinned,
+    ChainUnpinned,
+    EmergencyDeclared,
+    KvDropped,
+    PauseStarted,
     PlannedBlock,
     PrefillChunkCommitted,
     PrefillChunkPlanned,
+    ReclaimStarted,
     RequestAborted,
     RequestAdmitted,
     RequestCancelled,
     RequestDeferred,
     RequestFinished,
+    RequestPaused,
     RequestQueued,
     RequestRejected,
+    RequestResumed,
     RequestRetried,
+    ResumeStarted,
+    TailSavePlanned,
     TierShrunk,
 )
 from journal.facts import (
@@ -46,13 +57,20 @@ from journal.facts import (
     BlocksNamed,
     CancelRequested,
     ChainRestored,
+    ChainRestoreFailed,
+    ChainSaved,
+    ChainSaveFailed,
     ClearRequested,
     ClientGone,
     ClockTicked,
     EngineFailed,
     EngineReady,
+    HoldRequested,
     KvFreed,
+    MemoryReclaimed,
+    MemorySampled,
     PrefillChunkDone,
+    ReleaseRequested,
     RequestReceived,
     SavingResumed,
     SavingStopped,
@@ -79,35 +97,52 @@ __all__ = [
     "Body",
     "CancelRequested",
     "CapacityNumbers",
+    "ChainPinned",
+    "ChainRestoreFailed",
     "ChainRestored",
+    "ChainSaveFailed",
+    "ChainSaved",
+    "ChainUnpinned",
     "ClearRequested",
     "ClientGone",
     "ClockTicked",
     "Decision",
+    "EmergencyDeclared",
     "EngineFailed",
     "EngineReady",
     "Event",
     "Fact",
+    "HoldRequested",
+    "KvDropped",
     "KvFreed",
     "KvLimits",
     "Limits",
     "LostReason",
+    "MemoryLimits",
+    "MemoryReclaimed",
+    "MemorySampled",
     "ModelFacts",
     "Part",
+    "PauseStarted",
     "PlannedBlock",
     "PrefillChunkCommitted",
     "PrefillChunkDone",
     "PrefillChunkPlanned",
+    "ReclaimStarted",
     "Record",
+    "ReleaseRequested",
     "RequestAborted",
     "RequestAdmitted",
     "RequestCancelled",
     "RequestDeferred",
     "RequestFinished",
+    "RequestPaused",
     "RequestQueued",
     "RequestReceived",
     "RequestRejected",
+    "RequestResumed",
     "RequestRetried",
+    "ResumeStarted",
     "RowEnd",
     "SavingResumed",
     "SavingStopped",
@@ -116,6 +151,7 @@ __all__ = [
     "Source",
     "StateCarried",
     "StoreMeasured",
+    "TailSavePlanned",
     "TierShrunk",
     "TokensDecoded",
     "WindowLayers",
@@ -144,6 +180,13 @@ Fact = (
     | BlocksLost
     | StoreMeasured
     | ClearRequested
+    | ChainRestoreFailed
+    | ChainSaved
+    | ChainSaveFailed
+    | MemorySampled
+    | MemoryReclaimed
+    | HoldRequested
+    | ReleaseRequested
     | ClockTicked
 )
 Decision = (
@@ -161,6 +204,16 @@ Decision = (
     | BlockSavePlanned
     | BlocksEvicted
     | TierShrunk
+    | ReclaimStarted
+    | EmergencyDeclared
+    | PauseStarted
+    | TailSavePlanned
+    | ChainPinned
+    | KvDropped
+    | RequestPaused
+    | ResumeStarted
+    | RequestResumed
+    | ChainUnpinned
 )
 AnyEvent = Fact | Decision
 

@@ -137,6 +137,39 @@ class ChainRestored(Event, frozen=True, kw_only=True):
         return memory, min(self.num_disk_tokens, num_prompt_tokens - memory)
 
 
+class ChainRestoreFailed(Event, frozen=True, kw_only=True):
+    """The tail of a held request cannot be used: its row goes on from a block, or a state, before
+    it.
+    """
+
+    request_id: str
+    number: int
+    reason: Literal["missing", "corrupt", "io_error"]
+    detail: str
+
+
+class ChainSaved(Event, frozen=True, kw_only=True):
+    """What a pausing row holds behind `tail_start` is durable: the tail's keys and values and,
+    where layers cannot be cut, their state. 0 bytes: there is nothing behind it, and no file.
+    """
+
+    request_id: str
+    number: int
+    tail_start: int
+    num_tokens: int
+    tail_bytes: int
+    duration_ns: int
+
+
+class ChainSaveFailed(Event, frozen=True, kw_only=True):
+    """The tail of a pausing row came to nothing. `not_taken`: its row was gone or broken."""
+
+    request_id: str
+    number: int
+    reason: Literal["disk_full", "io_error", "not_taken"]
+    detail: str
+
+
 class BlockCorrupt(Event, frozen=True, kw_only=True):
     """A file that should be read cannot be used. It is forgotten, and the chain ends before it."""
 
@@ -154,6 +187,7 @@ class BlocksLost(Event, frozen=True, kw_only=True):
     hashes: tuple[str, ...]
     states: tuple[str, ...]
     reason: LostReason
+    tails: tuple[str, ...] = ()
 
 
 class StoreMeasured(Event, frozen=True, kw_only=True):
@@ -168,6 +202,30 @@ class ClearRequested(Event, frozen=True, kw_only=True):
     """Somebody asked over HTTP that everything that may go leave the disk."""
 
     by: str
+
+
+class MemorySampled(Event, frozen=True, kw_only=True):
+    """A reading: bytes in use by the allocator, those it keeps for reuse, and its peak since the
+    reading before; the process's resident bytes, and those that the machine has available.
+
+    `age_ns` is how old the reading was when the step took it.
+    """
+
+    active_bytes: int
+    cached_bytes: int
+    peak_bytes: int
+    process_bytes: int
+    available_bytes: int
+    age_ns: int = 0
+
+
+class MemoryReclaimed(Event, frozen=True, kw_only=True):
+    """The allocator gave back what it kept. `freed_bytes` is as measured, and may be negative."""
+
+    freed_bytes: int
+    active_bytes: int
+    cached_bytes: int
+    duration_ns: int
 
 
 class ClockTicked(Event, frozen=True, kw_only=True):
@@ -227,5 +285,17 @@ class ClientGone(Event, frozen=True, kw_only=True):
 
 class CancelRequested(Event, frozen=True, kw_only=True):
     """Somebody asked over HTTP that the request end now."""
+
+    request_id: str
+
+
+class HoldRequested(Event, frozen=True, kw_only=True):
+    """Somebody asked over HTTP that the request be held until it is released."""
+
+    request_id: str
+
+
+class ReleaseRequested(Event, frozen=True, kw_only=True):
+    """Somebody asked over HTTP that a held request go on."""
 
     request_id: str

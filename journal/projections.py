@@ -7,14 +7,53 @@ is over. So a decode step costs no row, and after a crash the steps behind the n
 `through_seq` are counted again.
 """
 
-from typing import assert_never
-
 from journal import events
 from journal.blocks import changes_of
 from journal.events import AnyEvent, Record
 from journal.rows import Changes, MinuteRow, OpenRows, RequestRow, RunRow, request_row, run_row
 
 MINUTE_NS = 60_000_000_000
+
+Quiet = (
+    events.StateCarried
+    | events.KvFreed
+    | events.EngineFailed
+    | events.ClientGone
+    | events.CancelRequested
+    | events.TokensDecoded
+    | events.BlocksNamed
+    | events.BlockSaved
+    | events.BlockSaveFailed
+    | events.SavingStopped
+    | events.SavingResumed
+    | events.BlockCorrupt
+    | events.BlocksLost
+    | events.StoreMeasured
+    | events.ClearRequested
+    | events.ClockTicked
+    | events.RequestDeferred
+    | events.BlockSavePlanned
+    | events.BlocksEvicted
+    | events.TierShrunk
+    | events.ChainRestoreFailed
+    | events.ChainSaved
+    | events.ChainSaveFailed
+    | events.MemorySampled
+    | events.MemoryReclaimed
+    | events.HoldRequested
+    | events.ReleaseRequested
+    | events.ReclaimStarted
+    | events.EmergencyDeclared
+    | events.PauseStarted
+    | events.TailSavePlanned
+    | events.ChainPinned
+    | events.KvDropped
+    | events.RequestPaused
+    | events.ResumeStarted
+    | events.RequestResumed
+    | events.ChainUnpinned
+)
+"""Kinds that change no row of a request, a run or a minute."""
 
 
 class Projection:
@@ -159,31 +198,8 @@ class Projection:
                 self._end(record, event.request_id, "cancelled", event.reason, tokens)
             case events.RequestAborted():
                 self._aborted(record, event, minute)
-            case (
-                events.StateCarried()
-                | events.KvFreed()
-                | events.EngineFailed()
-                | events.ClientGone()
-                | events.CancelRequested()
-                | events.TokensDecoded()
-                | events.BlocksNamed()
-                | events.BlockSaved()
-                | events.BlockSaveFailed()
-                | events.SavingStopped()
-                | events.SavingResumed()
-                | events.BlockCorrupt()
-                | events.BlocksLost()
-                | events.StoreMeasured()
-                | events.ClearRequested()
-                | events.ClockTicked()
-                | events.RequestDeferred()
-                | events.BlockSavePlanned()
-                | events.BlocksEvicted()
-                | events.TierShrunk()
-            ):
-                pass
             case _:
-                assert_never(event)
+                _pass(event)
 
     def _server_started(self, record: Record, event: events.ServerStarted) -> None:
         """Applies the recovery table: what the dead run had in the engine waits again."""
@@ -328,3 +344,7 @@ def _forget_row(row: RequestRow) -> None:
     row.num_memory_tokens = 0
     row.num_disk_tokens = 0
     row.num_prefilled_tokens = 0
+
+
+def _pass(_: Quiet) -> None:
+    """These leave the rows of requests, runs and minutes as they are."""

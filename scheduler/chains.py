@@ -1,25 +1,30 @@
 """How events change the index of blocks, and what requests hold of it. Called by `evolve` alone."""
 
-from bisect import insort
 from typing import assert_never
 
 from journal import events
+from scheduler import losses
+from scheduler.leases import (
+    block_tokens_of,
+    drop_lone_states,
+    grow,
+    holds,
+    leave_unsaved,
+    take_lease,
+)
 from scheduler.prefix import (
     STATE_SUFFIX,
     Writing,
     add_block,
     add_state,
     block_bytes,
-    change,
     cool,
-    drop_early_state,
     heat,
     remove_block,
     remove_state,
     state_bytes,
-    use,
 )
-from scheduler.request import Request, enter
+from scheduler.request import Phase, Request, enter
 from scheduler.state import SchedulerState
 
 BlockEvent = (
@@ -56,9 +61,9 @@ def dispatch(state: SchedulerState, event: BlockEvent) -> None:  # noqa: C901, P
         case events.ChainRestored():
             chain_restored(state, event)
         case events.BlockCorrupt():
-            block_corrupt(state, event)
+            losses.block_corrupt(state, event)
         case events.BlocksLost():
-            blocks_lost(state, event)
+            losses.blocks_lost(state, event)
         case events.StoreMeasured():
             store_measured(state, event)
         case events.ClearRequested():
@@ -75,100 +80,10 @@ def dispatch(state: SchedulerState, event: BlockEvent) -> None:  # noqa: C901, P
             assert_never(event)
 
 
-def block_tokens_of(state: SchedulerState) -> int:
-    """Tokens in a block, or 0 when nothing is saved in this run."""
-    kv = state.limits.kv if state.limits is not None else None
-    return 0 if kv is None else kv.block_tokens
-
-
-# What requests hold
-
-
 def blocks_named(state: SchedulerState, event: events.BlocksNamed) -> None:
     request = state.find(event.request_id)
     if request is not None and len(request.hashes) == event.first:
         request.hashes.extend(event.hashes)
-
-
-def take_lease(state: SchedulerState, request: Request, name: str) -> None:
-    """The block stays on disk as long as the request is in the engine."""
-    use(state.index, name, state.now_ns)
-    if name not in request.leases:
-        request.leases[name] = None
-        change(state.index, name, leases=1)
-        state.index.unwanted.pop(name, None)
-
-
-def release_chain(state: SchedulerState, request: Request) -> None:
-    """The request is no longer in the engine: its blocks may go, and nobody waits for what it
-    would have computed.
-    """
-    index = state.index
-    for name in request.leases:
-        use(index, name, state.now_ns)
-        change(index, name, leases=-1)
-    for name in request.hashes:
-        if index.coming.get(name) == request.number:
-            del index.coming[name]
-    request.leases = {}
-    request.unsaved = []
-    request.restoring = False
-    state.unsaved.pop(request.number, None)
-    drop_lone_states(state)
-
-
-def disown_output(state: SchedulerState, request: Request) -> None:
-    """The request has ended. What holds output that no prompt can repeat goes once it is saved, or
-    now, unless somebody else uses it.
-    """
-    block_tokens = block_tokens_of(state)
-    index = state.index
-    for number in range(request.num_prompt_tokens // (block_tokens or 1), len(request.hashes)):
-        name = request.hashes[number]
-        block = index.blocks.get(name)
-        if name in index.writing or (block is not None and not block.leases):
-            index.unwanted[name] = index.domain
-
-
-def join_chain(state: SchedulerState, request: Request, num_blocks: int) -> None:
-    """At admission: a lease on each block that was found, and word of those to be computed."""
-    for name in request.hashes[:num_blocks]:
-        take_lease(state, request, name)
-    for name in request.hashes[num_blocks:]:
-        if name not in state.index.blocks:
-            state.index.coming.setdefault(name, request.number)
-    request.deferred_hash = ""
-    request.deferred_ns = 0
-    request.deferred_until_ns = 0
-
-
-def grow(state: SchedulerState, request: Request, num_before: int) -> None:
-    """The row holds more tokens than before: each block that became full is leased, or is to be
-    saved.
-    """
-    block_tokens = block_tokens_of(state)
-    if not block_tokens:
-        return
-    end = min(request.num_cached_tokens // block_tokens, len(request.hashes))
-    for number in range(num_before // block_tokens, end):
-        name = request.hashes[number]
-        if name in state.index.blocks:
-            take_lease(state, request, name)
-        else:
-            leave_unsaved(state, request, number)
-
-
-def leave_unsaved(state: SchedulerState, request: Request, number: int) -> None:
-    """The row holds this full block, and disk does not."""
-    if number not in request.unsaved:
-        insort(request.unsaved, number)
-        state.unsaved[request.number] = None
-
-
-def holds(state: SchedulerState, request: Request, number: int) -> bool:
-    """Whether the request has a row whose caches hold this block whole."""
-    end = (number + 1) * block_tokens_of(state)
-    return request.number in state.admitted and end <= request.num_cached_tokens
 
 
 # Saving
@@ -236,15 +151,6 @@ def settle(state: SchedulerState, request: Request, name: str) -> None:
         state.unsaved.pop(request.number, None)
 
 
-def drop_lone_states(state: SchedulerState) -> None:
-    """States whose blocks are neither on their way nor still to be saved are of no use."""
-    for name in list(state.index.early_states):
-        rows = [state.requests[number] for number in state.unsaved]
-        unsaved = any(row.hashes[i] == name for row in rows for i in row.unsaved)
-        if name not in state.index.writing and not unsaved:
-            drop_early_state(state.index, name)
-
-
 def warm(state: SchedulerState, name: str, num_bytes: int) -> None:
     """Memory keeps what was just saved or read, where there is a tier."""
     kv = state.limits.kv if state.limits is not None else None
@@ -289,8 +195,7 @@ def chain_restored(state: SchedulerState, event: events.ChainRestored) -> None:
     enter(request, "chain_restored")
     request.restoring = False
     request.num_cached_tokens = event.num_tokens
-    prompt = request.num_prompt_tokens
-    request.num_memory_tokens, request.num_disk_tokens = event.of_prompt(prompt)
+    count_restored(request, event)
     block_tokens = block_tokens_of(state)
     for name in request.hashes[: -(-event.num_tokens // block_tokens)]:
         if name in state.index.blocks:
@@ -298,51 +203,17 @@ def chain_restored(state: SchedulerState, event: events.ChainRestored) -> None:
     grow(state, request, 0)  # a block may have been lost since the match
 
 
-def block_corrupt(state: SchedulerState, event: events.BlockCorrupt) -> None:
-    if event.part == "state":
-        lose_state(state, event.hash, has_file=True)
-    else:
-        lose_block(state, event.hash, event.reason, has_file=True)
-
-
-def blocks_lost(state: SchedulerState, event: events.BlocksLost) -> None:
-    """What is missing has no file any more; what is damaged has one that must go."""
-    has_file = event.reason != "missing"
-    for name in event.states:
-        lose_state(state, name, has_file=has_file)
-    for name in event.hashes:
-        lose_block(state, name, event.reason, has_file=has_file)
-
-
-def lose_block(state: SchedulerState, name: str, reason: str, *, has_file: bool) -> None:
-    """The block is gone, whoever holds it; a row that has its tokens saves it again. What the index
-    does not know was lost before, or is just being written anew.
+def count_restored(request: Request, event: events.ChainRestored) -> None:
+    """How much of the prompt came from where. A request that goes on with what it had computed
+    itself keeps its numbers, less what is lost.
     """
-    index = state.index
-    block = index.blocks.get(name)
-    if block is None:
+    prompt = request.num_prompt_tokens
+    if request.phase is not Phase.RESUMING or request.resuming_tokens < 0:
+        request.num_memory_tokens, request.num_disk_tokens = event.of_prompt(prompt)
         return
-    lose_state(state, name, has_file=True)
-    if has_file:
-        index.bad[name] = block.domain
-    remove_block(index, name, reason)
-    for number in state.admitted:
-        request = state.requests[number]
-        if name in request.leases:
-            del request.leases[name]
-            at = request.hashes.index(name)
-            if holds(state, request, at):
-                leave_unsaved(state, request, at)
-
-
-def lose_state(state: SchedulerState, name: str, *, has_file: bool) -> None:
-    """The state at a block's end is gone, if there was one."""
-    index = state.index
-    block = index.blocks.get(name)
-    if block is not None and block.state_bytes:
-        if has_file:
-            index.bad[name + STATE_SUFFIX] = block.domain
-        remove_state(index, name)
+    most = min(event.num_tokens, prompt)
+    request.num_memory_tokens = min(request.num_memory_tokens, most)
+    request.num_disk_tokens = min(request.num_disk_tokens, most - request.num_memory_tokens)
 
 
 # Space
@@ -367,6 +238,8 @@ def blocks_evicted(state: SchedulerState, event: events.BlocksEvicted) -> None:
     for name in event.states:
         remove_state(index, name)
         index.bad.pop(name + STATE_SUFFIX, None)
+    for name in event.tails:
+        index.bad.pop(name, None)
     if index.free_bytes is not None:
         index.free_bytes += event.freed_bytes
     if not index.order:

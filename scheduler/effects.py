@@ -11,6 +11,7 @@ from typing import Literal
 
 from journal import events
 from journal.events import Record
+from scheduler.prefix import tail_name
 from scheduler.state import SchedulerState
 
 
@@ -43,6 +44,15 @@ class StartRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TailPlace:
+    """The tail of a held request: positions `start` to `end`."""
+
+    request_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreRow:
     """The engine fills the row from these blocks, in order, up to `num_tokens` tokens.
 
@@ -55,6 +65,26 @@ class RestoreRow:
     hashes: tuple[str, ...]
     num_tokens: int
     states: tuple[int, ...]
+    tail: TailPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTail:
+    """The engine hands what the row holds behind `tail_start` to the writers, once it has come to
+    rest.
+    """
+
+    seq: int
+    number: int
+    request_id: str
+    tail_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimMemory:
+    """The engine gives back what the allocator keeps."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +98,15 @@ class SaveBlocks:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFiles:
-    """These blocks' files, and states' files, are unlinked, and leave memory."""
+    """The files of these blocks, states and tails are unlinked, and leave memory. A tail's name is
+    `<request id>-<position>`.
+    """
 
     seq: int
     domain: str
     hashes: tuple[str, ...]
     states: tuple[str, ...]
+    tails: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +167,9 @@ class EndRequest:
     num_cached_prompt_tokens: int = 0
 
 
-EngineEffect = StartRow | RestoreRow | SaveBlocks | RunChunk | SetBatch | DropRow
+EngineEffect = (
+    StartRow | RestoreRow | SaveBlocks | SaveTail | ReclaimMemory | RunChunk | SetBatch | DropRow
+)
 StoreEffect = RemoveFiles | ShrinkTier
 StreamEffect = AcceptRequest | RejectRequest | SendTokens | EndRequest
 Effect = EngineEffect | StoreEffect | StreamEffect
@@ -213,11 +248,42 @@ def engine_effects_of(state: SchedulerState, record: Record) -> list[Effect]:
         case events.BlockSavePlanned() as event:
             return [SaveBlocks(seq, event.number, event.blocks)]
         case events.BlocksEvicted() as event:
-            return [RemoveFiles(seq, event.domain, event.hashes, event.states)]
+            return [RemoveFiles(seq, event.domain, event.hashes, event.states, event.tails)]
         case events.TierShrunk() as event:
             return [ShrinkTier(seq, event.hashes)]
         case _:
+            return holding_effects_of(state, record)
+
+
+def holding_effects_of(state: SchedulerState, record: Record) -> list[Effect]:
+    """What an event about memory or a held request means for the engine and the store."""
+    seq = record.seq
+    match record.event:
+        case events.ReclaimStarted():
+            return [ReclaimMemory(seq)]
+        case events.TailSavePlanned() as event:
+            return [SaveTail(seq, event.number, event.request_id, event.tail_start)]
+        case events.RequestPaused() as event if event.had_row:
+            return [DropRow(seq, event.number)]
+        case events.ResumeStarted() as event:
+            return resume_effects(state, seq, event)
+        case events.ChainUnpinned() as event if event.tail_bytes:
+            tail = tail_name(event.request_id, event.num_tokens)
+            return [RemoveFiles(seq, event.domain, (), (), (tail,))]
+        case _:
             return []
+
+
+def resume_effects(state: SchedulerState, seq: int, event: events.ResumeStarted) -> list[Effect]:
+    """A row, and the chain that it is filled from."""
+    start = StartRow(seq, event.number, event.request_id, event.num_known_tokens)
+    if event.num_cached_tokens == 0:
+        return [start]
+    request = state.requests[event.number]
+    tail = None
+    if event.has_tail:
+        tail = TailPlace(event.request_id, request.tail_start, event.num_cached_tokens)
+    return [start, restore(state, seq, event, tail)]
 
 
 def start_effects(state: SchedulerState, seq: int, event: events.RequestAdmitted) -> list[Effect]:
@@ -225,7 +291,17 @@ def start_effects(state: SchedulerState, seq: int, event: events.RequestAdmitted
     start = StartRow(seq, event.number, event.request_id, event.num_known_tokens)
     if event.num_cached_tokens == 0:
         return [start]
+    return [start, restore(state, seq, event, None)]
+
+
+def restore(
+    state: SchedulerState,
+    seq: int,
+    event: events.RequestAdmitted | events.ResumeStarted,
+    tail: TailPlace | None,
+) -> Effect:
+    """The first blocks of a request, with the boundaries among them that have a state."""
     hashes = tuple(state.requests[event.number].hashes[: event.num_blocks])
     depths = enumerate(hashes, 1)
     states = tuple(d for d, name in depths if state.index.blocks[name].state_bytes)
-    return [start, RestoreRow(seq, event.number, hashes, event.num_cached_tokens, states)]
+    return RestoreRow(seq, event.number, hashes, event.num_cached_tokens, states, tail)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from journal import events
 from journal.events import Decision, KvLimits
-from scheduler.prefix import STATE_SUFFIX, Block, key_of
+from scheduler.prefix import STATE_SUFFIX, Block, is_tail, key_of
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
 
@@ -160,16 +160,20 @@ def send_bad(state: SchedulerState) -> list[Decision]:
     """Files that cannot be read."""
     if kv_of(state) is None:
         return []
-    return [
-        events.BlocksEvicted(
-            domain=domain,
-            hashes=() if name.endswith(STATE_SUFFIX) else (name,),
-            states=(name.removesuffix(STATE_SUFFIX),) if name.endswith(STATE_SUFFIX) else (),
-            freed_bytes=0,
-            reason="bad",
-        )
-        for name, domain in islice(state.index.bad.items(), MAX_BAD)
-    ]
+    return [bad_file(name, domain) for name, domain in islice(state.index.bad.items(), MAX_BAD)]
+
+
+def bad_file(name: str, domain: str) -> Decision:
+    """The end of one such file."""
+    is_state = name.endswith(STATE_SUFFIX)
+    return events.BlocksEvicted(
+        domain=domain,
+        hashes=() if is_state or is_tail(name) else (name,),
+        states=(name.removesuffix(STATE_SUFFIX),) if is_state else (),
+        tails=(name,) if is_tail(name) else (),
+        freed_bytes=0,
+        reason="bad",
+    )
 
 
 def send_unwanted(state: SchedulerState) -> list[Decision]:

@@ -17,7 +17,8 @@ import msgspec
 
 from journal import events
 from journal.events import Record
-from scheduler import chains, runs
+from scheduler import chains, holding, leases, readings, runs
+from scheduler.leaving import back_to_waiting, forget_marks, leave_engine
 from scheduler.request import WITH_ROW, Phase, Request, enter
 from scheduler.state import Chunk, SchedulerState
 
@@ -42,7 +43,7 @@ def evolve(state: SchedulerState, record: Record) -> None:
     dispatch(state, record)
 
 
-def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0912
+def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915
     """The one dispatch over the closed union: each arm is one call. What is about blocks goes on to
     a dispatch of its own.
     """
@@ -76,7 +77,7 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
         case events.RequestRejected() as event:
             end(state, event.request_id, "request_rejected")
         case events.RequestAdmitted() as event:
-            request_admitted(state, event)
+            request_admitted(state, event, record.seq)
         case events.PrefillChunkPlanned() as event:
             prefill_chunk_planned(state, event)
         case events.PrefillChunkCommitted() as event:
@@ -92,7 +93,10 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
         case events.RequestAborted() as event:
             end(state, event.request_id, "request_aborted")
         case _:
-            chains.dispatch(state, record.event)
+            if isinstance(record.event, holding.HoldEvent):
+                holding.dispatch(state, record.event)
+            else:
+                chains.dispatch(state, record.event)
 
 
 # Facts
@@ -123,18 +127,22 @@ def prefill_chunk_done(state: SchedulerState, event: events.PrefillChunkDone) ->
         return  # the row has ended or failed since the chunk was planned
     done = (chunk.start, chunk.length) == (event.start, event.length)
     state.chunk = msgspec.structs.replace(chunk, done=done)
+    state.prefill_ns_per_1k = lately(
+        state.prefill_ns_per_1k, event.duration_ns * 1000 // max(1, event.length)
+    )
+    state.progress_ns = state.now_ns
 
 
 def tokens_decoded(state: SchedulerState, event: events.TokensDecoded) -> None:
     requests = state.requests
-    block_tokens = chains.block_tokens_of(state)
+    block_tokens = leases.block_tokens_of(state)
     for number, count in zip(event.numbers, event.counts, strict=True):
         request = requests.get(number)
         if count and request is not None and is_decoding(request, event.batch):
             request.num_output_tokens += count
             request.num_cached_tokens += count
             if block_tokens and request.num_cached_tokens % block_tokens < count:
-                chains.grow(state, request, request.num_cached_tokens - count)
+                leases.grow(state, request, request.num_cached_tokens - count)
     for row in event.ended:
         request = requests.get(row.number)
         if request is None or request.end_reason is not None:
@@ -143,20 +151,32 @@ def tokens_decoded(state: SchedulerState, event: events.TokensDecoded) -> None:
             request.end_reason = row.reason
             state.endings.append(row.number)
     state.decoded_since_chunk = True
+    state.step_ns = lately(state.step_ns, event.duration_ns)
+    state.progress_ns = state.now_ns
+
+
+def lately(before: int, now: int) -> int:
+    """A mean that forgets: each new value counts a quarter."""
+    return now if before == 0 else (3 * before + now) // 4
 
 
 def is_decoding(request: Request, batch: int) -> bool:
-    """Whether tokens of this batch are this request's: it decodes, and had joined by then."""
-    return request.phase is Phase.DECODING and request.joined_batch <= batch
+    """Whether tokens of this batch are this request's: it decodes, or did until the step that was
+    under way, and had joined by then.
+    """
+    decodes = request.phase is Phase.DECODING or request.phase is Phase.PAUSING
+    return decodes and 0 < request.joined_batch <= batch
 
 
 def kv_freed(state: SchedulerState, event: events.KvFreed) -> None:
     state.reserved_bytes -= state.leaving.pop(event.number, 0)
+    readings.row_left(state, event.number, event.freed_bytes)
+    state.progress_ns = state.now_ns
 
 
 def engine_failed(state: SchedulerState, event: events.EngineFailed) -> None:
     request = state.find(event.request_id)
-    if request is None or request.phase is Phase.WAITING or request.failure is not None:
+    if request is None or request.phase not in WITH_ROW or request.failure is not None:
         return
     request.failure = f"{event.during}: {event.error}"
     state.failures.append(request.number)
@@ -185,15 +205,16 @@ def request_queued(state: SchedulerState, event: events.RequestQueued, seq: int)
     insort(state.waiting, request.number)
 
 
-def request_admitted(state: SchedulerState, event: events.RequestAdmitted) -> None:
+def request_admitted(state: SchedulerState, event: events.RequestAdmitted, seq: int) -> None:
     request = state.get(event.request_id)
     enter(request, "request_admitted")
+    request.first_admitted_seq = request.first_admitted_seq or seq
     state.waiting.remove(request.number)
     state.admitted.append(request.number)
     request.num_memory_tokens = 0
     request.num_disk_tokens = 0
     request.restoring = event.num_cached_tokens > 0
-    chains.join_chain(state, request, event.num_blocks)
+    leases.join_chain(state, request, event.num_blocks)
     request.reserved_bytes = event.reserved_bytes
     request.admitted_ns = state.now_ns
     state.reserved_bytes += event.reserved_bytes
@@ -215,7 +236,7 @@ def prefill_chunk_committed(state: SchedulerState, event: events.PrefillChunkCom
     enter(request, "prefill_chunk_committed")
     num_before = request.num_cached_tokens
     request.num_cached_tokens = event.num_cached_tokens
-    chains.grow(state, request, num_before)
+    leases.grow(state, request, num_before)
     state.chunk = None
 
 
@@ -233,7 +254,7 @@ def request_retried(state: SchedulerState, event: events.RequestRetried) -> None
     enter(request, "request_retried")
     request.retries = event.retry
     leave_engine(state, request)
-    runs.back_to_waiting(state, request)
+    back_to_waiting(state, request)
 
 
 def end(state: SchedulerState, request_id: str, kind: str) -> None:
@@ -246,29 +267,11 @@ def end(state: SchedulerState, request_id: str, kind: str) -> None:
     if had_row:
         leave_engine(state, request)
     if not request.keep_output:
-        chains.disown_output(state, request)
-    for numbers in (state.waiting, state.held, state.arrivals):
+        leases.disown_output(state, request)
+    assert not request.pins, f"{request_id} ends, and holds nothing any more"
+    for numbers in (state.waiting, state.held, state.arrivals, state.paused):
         if request.number in numbers:
             numbers.remove(request.number)
     forget_marks(state, request.number)
     del state.requests[request.number]
     del state.numbers[request_id]
-
-
-def leave_engine(state: SchedulerState, request: Request) -> None:
-    """Takes the request out of the engine's lists. Its bytes stay reserved until `kv_freed`."""
-    number = request.number
-    chains.release_chain(state, request)
-    state.admitted.remove(number)
-    state.leaving[number] = state.leaving.get(number, 0) + request.reserved_bytes
-    state.reserved_tokens -= request.num_prompt_tokens + request.max_tokens
-    if state.chunk is not None and state.chunk.number == number:
-        state.chunk = None
-    forget_marks(state, number)
-
-
-def forget_marks(state: SchedulerState, number: int) -> None:
-    """A decision has answered what the facts brought for this request."""
-    for marks in (state.endings, state.cancellations, state.failures):
-        if number in marks:
-            marks.remove(number)

@@ -15,7 +15,8 @@ import structlog
 
 from journal import events
 from journal.events import Fact, PlannedBlock
-from scheduler.engine.base import Caches, RestoreRow
+from scheduler.effects import RemoveFiles
+from scheduler.engine.base import Caches, RestoreRow, SaveTail
 from scheduler.engine.model import ModelError
 from scheduler.kvcache.codec import BlockCodec, UnsupportedCache
 from scheduler.kvcache.naming import (
@@ -137,6 +138,22 @@ class KvStore:
         for planned in blocks:
             self.deliver(not_saved(planned, "not_taken"))
 
+    def save_tail(self, caches: Caches, command: SaveTail, end: int) -> None:
+        """See `KvPort.save_tail`."""
+        del caches, end
+        self.refuse_tail(command, "tails are not saved yet")
+
+    def refuse_tail(self, command: SaveTail, reason: str) -> None:
+        """See `KvPort.refuse_tail`."""
+        self.deliver(
+            events.ChainSaveFailed(
+                request_id=command.request_id,
+                number=command.number,
+                reason="not_taken",
+                detail=reason,
+            )
+        )
+
     def restore(
         self,
         caches: Caches,
@@ -207,15 +224,17 @@ class KvStore:
         )
         self.keeper.start()
 
-    def remove(self, domain: str, hashes: Iterable[str], states: Iterable[str]) -> None:
+    def remove(self, effect: RemoveFiles) -> None:
         """Unlinks files whose eviction is committed; memory lets go of them too."""
-        for is_state, names in ((False, hashes), (True, states)):
-            for name in names:
-                file = file_of(domain, name, is_state=is_state)
-                self.tier.discard(file)
-                error = self.store.remove(file)
-                if error is not None:
-                    log.warning("a block's file stays", path=file.path, error=str(error))
+        domain = effect.domain
+        files: list[KeptFile] = [BlockFile(domain, name) for name in effect.hashes]
+        files += [StateFile(domain, name) for name in effect.states]
+        files += [tail_file(domain, name) for name in effect.tails]
+        for file in files:
+            self.tier.discard(file)
+            error = self.store.remove(file)
+            if error is not None:
+                log.warning("a block's file stays", path=file.path, error=str(error))
 
     def shrink(self, names: Iterable[str]) -> None:
         """Memory lets go of these: hashes, and hashes with `.state` behind them."""
@@ -336,6 +355,12 @@ def lost(paths: Iterable[str], reason: events.LostReason) -> Fact:
         states=tuple(n.removesuffix(STATE_SUFFIX) for n in names if n.endswith(STATE_SUFFIX)),
         reason=reason,
     )
+
+
+def tail_file(domain: str, name: str) -> TailFile:
+    """The file of a tail by the core's name for it: `<request id>-<position>`."""
+    request_id, _, position = name.rpartition("-")
+    return TailFile(domain, request_id, int(position))
 
 
 def known_files(blocks: Mapping[str, Any]) -> dict[str, int]:

@@ -169,7 +169,7 @@ class Loop:
             case effects.EndRequest():
                 self.end_request(effect)
             case effects.RemoveFiles():
-                self.store.remove(effect.domain, effect.hashes, effect.states)
+                self.store.remove(effect)
             case effects.ShrinkTier():
                 self.store.shrink(effect.names)
             case _:
@@ -181,11 +181,13 @@ class Loop:
             case effects.StartRow():
                 self.start_row(effect)
             case effects.RestoreRow():
-                self.submit(
-                    base.RestoreRow(effect.number, effect.hashes, effect.num_tokens, effect.states)
-                )
+                self.submit(restore_row(effect))
             case effects.SaveBlocks():
                 self.submit(base.SaveBlocks(effect.number, effect.blocks))
+            case effects.SaveTail():
+                self.submit(base.SaveTail(effect.number, effect.request_id, effect.tail_start))
+            case effects.ReclaimMemory():
+                self.submit(base.ReclaimMemory())
             case effects.RunChunk():
                 self.submit(base.RunChunk(effect.number, effect.chunk, effect.start, effect.length))
             case effects.SetBatch():
@@ -256,6 +258,14 @@ class Loop:
         self.snapshot_seq = state.seq
         self.metrics.snapshots += 1
         self.journal.save_snapshot(state.seq, STATE_VERSION, code_digest(), encode_state(state))
+
+
+def restore_row(effect: effects.RestoreRow) -> base.RestoreRow:
+    """The command that fills a row."""
+    tail = None
+    if effect.tail is not None:
+        tail = base.Tail(effect.tail.request_id, effect.tail.start, effect.tail.end)
+    return base.RestoreRow(effect.number, effect.hashes, effect.num_tokens, effect.states, tail)
 
 
 def side_rows(collected: Collected, decisions: list[Decision]) -> SideRows:

@@ -61,6 +61,13 @@ class Writing(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
+class KeptTail(msgspec.Struct, frozen=True):
+    """The file with what a held request has behind its last whole block."""
+
+    domain: str
+    num_bytes: int
+
+
 class BlockIndex(msgspec.Struct, kw_only=True):
     """All blocks by hash. `hot` holds those in memory, the least recently used first, with their
     bytes.
@@ -69,6 +76,8 @@ class BlockIndex(msgspec.Struct, kw_only=True):
     `early_states` are states, by their bytes, that came there before their block. `coming`
     maps the hash of a block that an admitted request will compute to that request's number. `gone`
     says of blocks that went why, `orphans` how many blocks follow one that is not there.
+    `tails` are the files of held requests by their names, `writing_tails` what may come to be of
+    the ones being written, by their requests' numbers.
     `unwanted` and `bad` are files that `decide` is to send away, with their domains: blocks that
     nothing can match again, and files (by their names) that cannot be read. `stopped` is why
     nothing is saved at present.
@@ -80,6 +89,8 @@ class BlockIndex(msgspec.Struct, kw_only=True):
     writing: dict[str, Writing] = {}
     writing_states: dict[str, Writing] = {}
     early_states: dict[str, int] = {}
+    tails: dict[str, KeptTail] = {}
+    writing_tails: dict[int, int] = {}
     coming: dict[str, int] = {}
     hot: dict[str, int] = {}
     gone: dict[str, str] = {}
@@ -201,6 +212,28 @@ def drop_early_state(index: BlockIndex, name: str) -> None:
     index.bad[name + STATE_SUFFIX] = index.domain
 
 
+def tail_name(request_id: str, num_tokens: int) -> str:
+    """The name of the file: `<request id>-<position>`, as `kvcache.naming.TailFile` has it."""
+    return f"{request_id}-{num_tokens}"
+
+
+def is_tail(name: str) -> bool:
+    """Whether a file's name is a tail's: blocks are named by hexadecimal digits."""
+    return name.startswith("req_")
+
+
+def add_tail(index: BlockIndex, name: str, num_bytes: int) -> None:
+    """A tail is on disk."""
+    assert name not in index.tails, f"tail {name} is saved twice"
+    index.tails[name] = KeptTail(index.domain, num_bytes)
+    index.disk_bytes += num_bytes
+
+
+def remove_tail(index: BlockIndex, name: str) -> None:
+    """The tail is gone, or nobody wants it any more."""
+    index.disk_bytes -= index.tails.pop(name).num_bytes
+
+
 def remove_state(index: BlockIndex, name: str) -> None:
     """The state at a block's end is gone; the block stays."""
     cool(index, name + STATE_SUFFIX)
@@ -252,6 +285,7 @@ def forget_engine_life(index: BlockIndex) -> None:
     index.early_states = {}
     index.writing = {}
     index.writing_states = {}
+    index.writing_tails = {}
     index.coming = {}
     index.hot = {}
     index.hot_bytes = 0

@@ -41,6 +41,12 @@ CORE = (
     "scheduler/effects.py",
     "scheduler/invariants.py",
     "scheduler/index_invariants.py",
+    "scheduler/leaving.py",
+    "scheduler/leases.py",
+    "scheduler/losses.py",
+    "scheduler/usage.py",
+    "scheduler/holding.py",
+    "scheduler/readings.py",
 )
 """The files on which a state, folded from the same events, depends."""
 

@@ -16,6 +16,12 @@ nothing.
   So a prompt of one token has nothing to prefill, and passes through `prefilling` within one step.
 - `batch_changed` that names it among the joined makes it `decoding`. From here on, at every
   committed boundary, the cached positions are prompt + output - 1.
+- A row may be held: `pause_started` makes it `pausing`. It leaves the batch, its launched step
+  comes in, what disk lacks of it is saved, and with `request_paused` it is `paused`: it has no row,
+  and the chain that `chain_pinned` names is its KV. With `kv_dropped` it has its tokens only. One
+  that waits can be paused too; it has nothing to save.
+- `resume_started` gives it a row again, which is filled from its chain: it is `resuming` until
+  `request_resumed`, then `prefilling`, most often with nothing left to prefill.
 - Its row may fail (`request_retried`), or the process may end (`server_started` of the next run):
   it is `waiting` again, and what it has put out so far is now known, to be prefilled like a prompt.
 - `finished`, `cancelled`, `aborted` and `rejected` are ends. Nothing leads out of them, and a
@@ -33,14 +39,17 @@ class Phase(StrEnum):
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    RESUMING = "resuming"
     FINISHED = "finished"
     CANCELLED = "cancelled"
     ABORTED = "aborted"
     REJECTED = "rejected"
 
 
-OPEN = (Phase.WAITING, Phase.PREFILLING, Phase.DECODING)
-WITH_ROW = (Phase.PREFILLING, Phase.DECODING)
+WITH_ROW = (Phase.PREFILLING, Phase.DECODING, Phase.PAUSING, Phase.RESUMING)
+OPEN = (Phase.WAITING, *WITH_ROW, Phase.PAUSED)
 ENDS = (Phase.FINISHED, Phase.CANCELLED, Phase.ABORTED, Phase.REJECTED)
 
 TRANSITIONS: dict[tuple[Phase, str], Phase] = {
@@ -51,20 +60,43 @@ TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     (Phase.WAITING, "request_aborted"): Phase.ABORTED,
     (Phase.WAITING, "request_deferred"): Phase.WAITING,
     (Phase.WAITING, "server_started"): Phase.WAITING,
+    (Phase.WAITING, "request_paused"): Phase.PAUSED,
     (Phase.PREFILLING, "chain_restored"): Phase.PREFILLING,
     (Phase.PREFILLING, "prefill_chunk_planned"): Phase.PREFILLING,
     (Phase.PREFILLING, "prefill_chunk_committed"): Phase.PREFILLING,
     (Phase.PREFILLING, "batch_changed"): Phase.DECODING,
+    (Phase.PREFILLING, "pause_started"): Phase.PAUSING,
     (Phase.PREFILLING, "request_retried"): Phase.WAITING,
     (Phase.PREFILLING, "request_cancelled"): Phase.CANCELLED,
     (Phase.PREFILLING, "request_aborted"): Phase.ABORTED,
     (Phase.PREFILLING, "server_started"): Phase.WAITING,
     (Phase.DECODING, "tokens_decoded"): Phase.DECODING,
+    (Phase.DECODING, "pause_started"): Phase.PAUSING,
     (Phase.DECODING, "request_retried"): Phase.WAITING,
     (Phase.DECODING, "request_finished"): Phase.FINISHED,
     (Phase.DECODING, "request_cancelled"): Phase.CANCELLED,
     (Phase.DECODING, "request_aborted"): Phase.ABORTED,
     (Phase.DECODING, "server_started"): Phase.WAITING,
+    (Phase.PAUSING, "chain_restored"): Phase.PAUSING,
+    (Phase.PAUSING, "prefill_chunk_committed"): Phase.PAUSING,
+    (Phase.PAUSING, "tokens_decoded"): Phase.PAUSING,
+    (Phase.PAUSING, "tail_save_planned"): Phase.PAUSING,
+    (Phase.PAUSING, "request_paused"): Phase.PAUSED,
+    (Phase.PAUSING, "request_retried"): Phase.WAITING,
+    (Phase.PAUSING, "request_finished"): Phase.FINISHED,
+    (Phase.PAUSING, "request_cancelled"): Phase.CANCELLED,
+    (Phase.PAUSING, "request_aborted"): Phase.ABORTED,
+    (Phase.PAUSING, "server_started"): Phase.WAITING,
+    (Phase.PAUSED, "resume_started"): Phase.RESUMING,
+    (Phase.PAUSED, "request_cancelled"): Phase.CANCELLED,
+    (Phase.PAUSED, "request_aborted"): Phase.ABORTED,
+    (Phase.RESUMING, "chain_restored"): Phase.RESUMING,
+    (Phase.RESUMING, "request_resumed"): Phase.PREFILLING,
+    (Phase.RESUMING, "request_paused"): Phase.PAUSED,
+    (Phase.RESUMING, "request_retried"): Phase.WAITING,
+    (Phase.RESUMING, "request_cancelled"): Phase.CANCELLED,
+    (Phase.RESUMING, "request_aborted"): Phase.ABORTED,
+    (Phase.RESUMING, "server_started"): Phase.PAUSED,
 }
 
 
@@ -92,6 +124,13 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     nor planned. While `restoring`, its row is being filled from saved blocks; so many tokens of
     its prompt came from memory and from disk. `deferred_hash` is the block of another request for
     which it waited in the queue.
+
+    `first_admitted_seq` orders held requests and victims: who got a row first. `hold` is an
+    operator's wish that stands until it is released. While it is pausing or paused, `pause_reason`
+    says why; `tail_start` is the position behind its last whole block once the tail's save is
+    planned, `saved_tokens` the position up to which its KV is durable (-1: none of it is, and it
+    has its tokens only), and `pins` its pinned blocks. `resumed_tokens` is what it had put out
+    when it went on: a row is left alone until it has made some progress since.
     """
 
     number: int
@@ -128,6 +167,21 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     deferred_hash: str = ""
     deferred_ns: int = 0
     deferred_until_ns: int = 0
+    first_admitted_seq: int = 0
+    hold: bool = False
+    pause_reason: str | None = None
+    paused_ns: int = 0
+    num_pauses: int = 0
+    tail_planned: bool = False
+    tail_start: int = 0
+    tail_bytes: int = 0
+    saved_tokens: int = -1
+    save_failure: str | None = None
+    pins: dict[str, None] = {}
+    pin_domain: str = ""
+    dropped_alone: bool = False
+    resumed_tokens: int | None = None
+    resuming_tokens: int = 0
 
     @property
     def num_known_tokens(self) -> int:

@@ -4,16 +4,17 @@ start changes.
 Called by `evolve` alone.
 """
 
-from bisect import insort
-
 import msgspec
 
 from journal import events
 from journal.events import ModelFacts
+from scheduler.holding import insert_paused, unpin
+from scheduler.leases import block_tokens_of
+from scheduler.leaving import back_to_waiting, forget_row
 from scheduler.memory import max_context_tokens
-from scheduler.prefix import forget_engine_life, set_domain
-from scheduler.request import Phase, Request, enter
-from scheduler.state import STATE_VERSION, SchedulerState
+from scheduler.prefix import forget_engine_life, remove_tail, set_domain, tail_name
+from scheduler.request import WITH_ROW, Phase, Request, enter
+from scheduler.state import STATE_VERSION, Memory, SchedulerState
 
 
 def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
@@ -25,10 +26,8 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
     """
     died = state.limits is not None and not state.stopping
     for request in list(state.requests.values()):
-        if request.phase is not Phase.WAITING:
-            enter(request, "server_started")
-            back_to_waiting(state, request)
-            request.deaths += died
+        request.deaths += died and request.phase in WITH_ROW
+        recover(state, request)
         forget_chain(request)
         request.solo = request.deaths >= event.limits.max_deaths
         if request.deaths > event.limits.max_deaths:
@@ -44,6 +43,46 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
     set_model(state, event.model)
 
 
+def recover(state: SchedulerState, request: Request) -> None:
+    """One request's line of the recovery table. A pause whose chain is whole is completed by
+    `decide`; before that its tail is of no use.
+    """
+    match request.phase:
+        case Phase.PREFILLING | Phase.DECODING:
+            enter(request, "server_started")
+            back_to_waiting(state, request)
+        case Phase.PAUSING if is_whole(state, request):
+            pass
+        case Phase.PAUSING:
+            state.pausing.remove(request.number)
+            forget_tail(state, request)
+            enter(request, "server_started")
+            back_to_waiting(state, request)
+        case Phase.RESUMING:
+            enter(request, "server_started")
+            forget_row(request)
+            insert_paused(state, request)
+        case _:
+            pass
+
+
+def is_whole(state: SchedulerState, request: Request) -> bool:
+    """Whether all that a pausing row held is on disk."""
+    block_tokens = block_tokens_of(state)
+    if request.saved_tokens < 0 or request.saved_tokens != request.num_cached_tokens:
+        return False
+    names = request.hashes[: request.tail_start // block_tokens] if block_tokens else []
+    return all(name in state.index.blocks for name in names)
+
+
+def forget_tail(state: SchedulerState, request: Request) -> None:
+    """The sweep at the start removes the file."""
+    if request.tail_bytes:
+        remove_tail(state.index, tail_name(request.request_id, request.saved_tokens))
+    request.tail_bytes = 0
+    request.saved_tokens = -1
+
+
 def forget_engine(state: SchedulerState) -> None:
     """Rows, reservations, the batch and the chunk belong to an engine's life, and end with it."""
     state.unsaved = {}
@@ -55,6 +94,11 @@ def forget_engine(state: SchedulerState) -> None:
     state.leaving = {}
     state.reserved_bytes = 0
     state.reserved_tokens = 0
+    state.memory = Memory(ceiling_bytes=state.limits.ceiling_bytes if state.limits else None)
+    state.reliefs = []
+    state.prefill_ns_per_1k = 0
+    state.step_ns = 0
+    state.progress_ns = state.now_ns
 
 
 def forget_chain(request: Request) -> None:
@@ -70,11 +114,20 @@ def forget_chain(request: Request) -> None:
 def engine_ready(state: SchedulerState, event: events.EngineReady) -> None:
     state.engine_ready = True
     if event.kv_domain != state.index.domain:
-        set_domain(state.index, event.kv_domain)
         for request in state.requests.values():
-            request.hashes = []
+            lose_chain(state, request)
+        set_domain(state.index, event.kv_domain)
     state.one_row_only = event.one_row_only
     set_model(state, event.model)
+
+
+def lose_chain(state: SchedulerState, request: Request) -> None:
+    """Its blocks are of another domain: it has its tokens only."""
+    tail = tail_name(request.request_id, request.saved_tokens) if request.tail_bytes else ""
+    unpin(state, request)
+    if tail:
+        state.index.bad[tail] = request.pin_domain
+    request.hashes = []
 
 
 def set_model(state: SchedulerState, model: ModelFacts) -> None:
@@ -88,6 +141,8 @@ def set_model(state: SchedulerState, model: ModelFacts) -> None:
         request.held_reason = held_reason(state, request)
     state.waiting = [n for n in open_numbers if state.requests[n].held_reason is None]
     state.held = [n for n in open_numbers if state.requests[n].held_reason is not None]
+    for number in state.paused:
+        state.requests[number].held_reason = held_reason(state, state.requests[number])
 
 
 def held_reason(state: SchedulerState, request: Request) -> str | None:
@@ -107,15 +162,3 @@ def state_carried(state: SchedulerState, event: events.StateCarried) -> None:
     for field in SchedulerState.__struct_fields__:
         setattr(state, field, getattr(carried, field))
     state.seq = event.through_seq
-
-
-def back_to_waiting(state: SchedulerState, request: Request) -> None:
-    """The row is gone, the tokens stay: the request takes its old place in the queue."""
-    request.num_cached_tokens = 0
-    request.num_memory_tokens = 0
-    request.num_disk_tokens = 0
-    request.reserved_bytes = 0
-    request.admitted_ns = 0
-    request.failure = None
-    request.end_reason = None
-    insort(state.waiting, request.number)

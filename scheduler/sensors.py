@@ -21,6 +21,7 @@ from scheduler.engine.base import (
     EngineDied,
     EngineLoaded,
     EngineResult,
+    MemoryReturned,
     RowFailed,
     RowFreed,
     RowRestored,
@@ -46,7 +47,13 @@ commit and plan.
 """
 
 
-WishFact = events.CancelRequested | events.ClientGone | events.ClearRequested
+WishFact = (
+    events.CancelRequested
+    | events.ClientGone
+    | events.HoldRequested
+    | events.ReleaseRequested
+    | events.ClearRequested
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +205,8 @@ class Sensors:
                 return restored(result, self.known.row_ids[result.number])
             case RowFreed():
                 return [row_freed(result, self.known, state)]
+            case MemoryReturned():
+                return [reclaimed(result)]
             case RowFailed():
                 return [row_failed(result, self.known.row_ids[result.number])]
             case EngineLoaded():
@@ -338,6 +347,15 @@ def engine_ready(result: EngineLoaded) -> Fact:
     )
 
 
+def reclaimed(result: MemoryReturned) -> Fact:
+    return events.MemoryReclaimed(
+        freed_bytes=result.freed_bytes,
+        active_bytes=result.active_bytes,
+        cached_bytes=result.cached_bytes,
+        duration_ns=result.duration_ns,
+    )
+
+
 def row_failed(result: RowFailed, request_id: str) -> Fact:
     return events.EngineFailed(
         request_id=request_id, number=result.number, during=result.during, error=result.error
@@ -347,9 +365,17 @@ def row_failed(result: RowFailed, request_id: str) -> Fact:
 def restored(result: RowRestored, request_id: str) -> Iterator[Fact]:
     """What could not be read comes first, so that nothing else starts from it."""
     for bad in result.bad:
-        yield events.BlockCorrupt(
-            hash=bad.hash, part=bad.part, reason=bad.reason, detail=bad.detail
-        )
+        if bad.part == "tail":
+            yield events.ChainRestoreFailed(
+                request_id=request_id,
+                number=result.number,
+                reason=bad.reason,
+                detail=bad.detail,
+            )
+        else:
+            yield events.BlockCorrupt(
+                hash=bad.hash, part=bad.part, reason=bad.reason, detail=bad.detail
+            )
     yield events.ChainRestored(
         request_id=request_id,
         number=result.number,

@@ -8,7 +8,7 @@ from journal.events import Limits, ModelFacts
 from scheduler.prefix import BlockIndex
 from scheduler.request import Request
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """To be raised when the meaning of a field changes: snapshots of another version are not used."""
 
 
@@ -22,6 +22,36 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: bool = False
 
 
+class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The newest reading, and what the readings before it came to.
+
+    `usage_bytes` is the larger of the reading and the analytic sum, with what is reserved and not
+    yet allocated. `num_high` and `num_emergency` count readings over a mark, one after the other,
+    since the last action ended; `level` is the mark that is left only below it by the hysteresis.
+    `declared`: the emergency is in the journal; `futile`: the allocator had nothing to give back.
+    """
+
+    active_bytes: int = 0
+    cached_bytes: int = 0
+    sampled_ns: int = 0
+    usage_bytes: int = 0
+    ceiling_bytes: int | None = None
+    num_high: int = 0
+    num_emergency: int = 0
+    level: str = ""
+    declared: bool = False
+    futile: bool = False
+
+
+class Relief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An action against pressure whose effect has not been measured yet. `number`: whose row."""
+
+    rung: str
+    expected_bytes: int
+    until_ns: int
+    number: int = 0
+
+
 class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The folded journal. Lists of requests hold their numbers; `requests` holds open requests
     only.
@@ -29,7 +59,12 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `leaving` maps the number of a row that has ended, and whose bytes the engine has not given
     back yet, to those bytes. `arrivals`, `endings`, `cancellations` and `failures` are what the
     facts of a step have brought for `decide` to answer; they are empty between steps. `unsaved`
-    names the requests that have full blocks to save.
+    names the requests that have full blocks to save. `paused` holds the held requests in the order
+    in which they go on, `pausing` rows on their way there, `holds` what an operator wants held and
+    `decide` has not answered. `reliefs` are actions against pressure under way.
+
+    `prefill_ns_per_1k` and `step_ns` are what 1,000 tokens of prefill and a decode step took
+    lately; 0: not known. `progress_ns` is when anything went on last.
     """
 
     seq: int = 0
@@ -65,6 +100,14 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     index: BlockIndex = msgspec.field(default_factory=BlockIndex)
     unsaved: dict[int, None] = {}
     clearing: bool = False
+    paused: list[int] = []
+    pausing: list[int] = []
+    holds: list[int] = []
+    memory: Memory = msgspec.field(default_factory=Memory)
+    reliefs: list[Relief] = []
+    prefill_ns_per_1k: int = 0
+    step_ns: int = 0
+    progress_ns: int = 0
 
     def find(self, request_id: str) -> Request | None:
         """The open request with this id."""

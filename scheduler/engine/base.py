@@ -87,21 +87,77 @@ class SaveBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The file with what a held request had behind its last pinned block: positions `start` to
+    `end`, and the state at `end` where layers cannot be cut.
+    """
+
+    request_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTail:
+    """Cut what the row holds behind position `tail_start`, evaluated, and hand it to
+    `KvPort.save_tail`.
+
+    The row is in no batch any more, but the step that was launched with it may still have to come
+    in, be delivered and be released: the engine waits until then, so that what is cut are the
+    committed positions, all known tokens but the last. A row that ended meanwhile is refused.
+    """
+
+    number: int
+    request_id: str
+    tail_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimMemory:
+    """Give back what the allocator keeps for reuse, between two pieces of work. Answered by
+    `MemoryReturned`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreRow:
     """Fill the row, which is new, from these blocks in order, up to `num_tokens` positions.
 
     `states` are the depths, in blocks, at which a state is kept, the deepest last; empty where
-    every layer can be cut. Answered by `RowRestored`. Other rows decode meanwhile, at most one
-    block of the restore between two of their steps.
+    every layer can be cut. With a `tail`, its positions follow the blocks, and `num_tokens` is its
+    end. Answered by `RowRestored`. Other rows decode meanwhile, at most one block of the restore
+    between two of their steps.
     """
 
     number: int
     hashes: tuple[str, ...]
     num_tokens: int
     states: tuple[int, ...]
+    tail: Tail | None = None
 
 
-EngineCommand = StartRow | RestoreRow | SaveBlocks | RunChunk | SetBatch | ReleaseStep | DropRow
+EngineCommand = (
+    StartRow
+    | RestoreRow
+    | SaveBlocks
+    | SaveTail
+    | ReclaimMemory
+    | RunChunk
+    | SetBatch
+    | ReleaseStep
+    | DropRow
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """The allocator's counters, in bytes: in use, kept for reuse, and the peak of those in use
+    since the reading before.
+    """
+
+    active_bytes: int
+    cached_bytes: int
+    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +188,7 @@ class BadFile:
     """A saved file that could not be used."""
 
     hash: str
-    part: Literal["block", "state"]
+    part: Literal["block", "state", "tail"]
     reason: Literal["missing", "corrupt", "io_error"]
     detail: str
 
@@ -196,6 +252,16 @@ class RowFreed:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryReturned:
+    """The allocator has given back what it kept: `freed_bytes` is its cache before less after."""
+
+    freed_bytes: int
+    active_bytes: int
+    cached_bytes: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowFailed:
     """An exception in this row's work, or not-a-number logits. The row stays until it is dropped,
     and does nothing.
@@ -214,7 +280,16 @@ class EngineDied:
     while_loading: bool
 
 
-EngineResult = EngineLoaded | RowRestored | ChunkDone | StepDone | RowFreed | RowFailed | EngineDied
+EngineResult = (
+    EngineLoaded
+    | RowRestored
+    | ChunkDone
+    | StepDone
+    | RowFreed
+    | MemoryReturned
+    | RowFailed
+    | EngineDied
+)
 Deliver = Callable[[EngineResult], None]
 
 Caches = Sequence[Any]
@@ -257,6 +332,17 @@ class KvPort(Protocol):
         """Says of blocks that `save` will not be called: their row has failed."""
         ...
 
+    def save_tail(self, caches: Caches, command: SaveTail, end: int) -> None:
+        """Takes an evaluated copy of what these caches, which hold `end` positions, have behind
+        `tail_start`. Never waits. What comes of it is reported as chain_saved or
+        chain_save_failed, also when this raises what the model's libraries raise.
+        """
+        ...
+
+    def refuse_tail(self, command: SaveTail, reason: str) -> None:
+        """Says that `save_tail` will not be called: the row is gone, has ended or has failed."""
+        ...
+
     def restore(
         self, caches: Caches, command: RestoreRow, num_room_tokens: int, ready: Callable[[], None]
     ) -> Restoring:
@@ -272,6 +358,12 @@ class Engine(Protocol):
     def start(self, deliver: Deliver, kv: KvPort | None = None) -> None: ...
 
     def submit(self, command: EngineCommand) -> None: ...
+
+    def read_memory(self) -> MemoryReading:
+        """The allocator's counters now. May be called in any thread, at any time; all are 0 before
+        the model is loaded.
+        """
+        ...
 
     def stop(self) -> None:
         """Ends the thread after the work in hand, and waits for it."""

@@ -25,6 +25,9 @@ from scheduler.engine.base import (
     EngineDied,
     EngineLoaded,
     KvPort,
+    MemoryReading,
+    MemoryReturned,
+    ReclaimMemory,
     ReleaseStep,
     RestoreRow,
     Restoring,
@@ -33,6 +36,7 @@ from scheduler.engine.base import (
     RowTokens,
     RunChunk,
     SaveBlocks,
+    SaveTail,
     SetBatch,
     StartRow,
     StepDone,
@@ -96,6 +100,7 @@ class FakeEngine:
         self.chunks: deque[RunChunk] = deque()
         self.kv: KvPort | None = None
         self.restores: dict[int, Restoring] = {}
+        self.tails: deque[SaveTail] = deque()
         self.ahead: StepDone | None = None
         self.unreleased = False
         self.chunk_is_next = True
@@ -143,6 +148,8 @@ class FakeEngine:
             self.obey(self.commands.popleft())
         elif self.restores and self.advance_restores():
             pass
+        elif self.tails and self.ahead is None and not self.unreleased:
+            self.save_tail(self.tails.popleft())
         elif self.ahead is not None and not self.unreleased:
             self.hand_over(self.ahead)
         elif self.chunks and (self.chunk_is_next or not self.can_launch()):
@@ -193,6 +200,10 @@ class FakeEngine:
                 self.drop_row(command.number)
             case SaveBlocks():
                 self.save(command)
+            case SaveTail():
+                self.tails.append(command)
+            case ReclaimMemory():
+                self.deliver(MemoryReturned(0, self.active_bytes(), 0, 0))
             case RestoreRow():
                 self.restore(command)
             case _:
@@ -205,6 +216,20 @@ class FakeEngine:
             self.kv.refuse(command.blocks)
         else:
             self.kv.save(row.caches, command.blocks)
+
+    def save_tail(self, command: SaveTail) -> None:
+        """Nothing is ahead: all that the row was to get has been delivered and committed."""
+        assert self.kv is not None, "tails are saved where there is a store"
+        row = self.rows.get(command.number)
+        if row is None or not row.decodes:
+            self.kv.refuse_tail(command, "the row is gone, has ended or has failed")
+        else:
+            self.kv.save_tail(row.caches, command, row.num_cached_tokens)
+
+    def read_memory(self) -> MemoryReading:
+        """See `Engine.read_memory`."""
+        active_bytes = self.active_bytes() if self.loaded else 0
+        return MemoryReading(active_bytes, 0, active_bytes)
 
     def restore(self, command: RestoreRow) -> None:
         assert self.kv is not None, "rows are restored where there is a store"

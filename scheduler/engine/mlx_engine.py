@@ -29,6 +29,9 @@ from scheduler.engine.base import (
     EngineCommand,
     EngineDied,
     KvPort,
+    MemoryReading,
+    MemoryReturned,
+    ReclaimMemory,
     ReleaseStep,
     RestoreRow,
     RowFailed,
@@ -36,6 +39,7 @@ from scheduler.engine.base import (
     RowTokens,
     RunChunk,
     SaveBlocks,
+    SaveTail,
     SetBatch,
     StartRow,
     StepDone,
@@ -73,6 +77,10 @@ class MlxEngine:
     def submit(self, command: EngineCommand) -> None:
         """Hands over a command. Never waits; the loop bounds what is outstanding."""
         self._commands.put(command)
+
+    def read_memory(self) -> MemoryReading:
+        """See `Engine.read_memory`."""
+        return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
     def stop(self) -> None:
         """Ends the thread after the work in hand, and waits for it."""
@@ -119,6 +127,7 @@ class EngineWorker:
         self._batch = SetBatch(0, ())
         self._chunks: deque[RunChunk] = deque()
         self._in_flight: deque[Step] = deque()
+        self._tails: deque[SaveTail] = deque()
         self._committed = True
         self._decoded_since_chunk = True
         self._done_ns = 0
@@ -140,7 +149,7 @@ class EngineWorker:
             self.obey(command)
             busy = True
 
-    def obey(self, command: EngineCommand | Ready) -> None:
+    def obey(self, command: EngineCommand | Ready) -> None:  # noqa: C901
         """Takes a command; the work that it asks for is done by `advance`."""
         match command:
             case StartRow():
@@ -156,6 +165,10 @@ class EngineWorker:
                 self._drop(command.number)
             case SaveBlocks():
                 self._saved.save(self.rows[command.number], command)
+            case SaveTail():
+                self._tails.append(command)
+            case ReclaimMemory():
+                self._reclaim()
             case RestoreRow():
                 self._saved.restore(self.rows[command.number], command)
             case Ready():
@@ -163,6 +176,8 @@ class EngineWorker:
 
     def advance(self) -> bool:
         """Does one piece of work. False: there is none until another command comes."""
+        if self._tails and self._committed and self._save_tail():
+            return True
         rows = self._launchable()
         idle = not rows and not self._in_flight
         if self._chunks and (self._decoded_since_chunk or idle):
@@ -175,6 +190,27 @@ class EngineWorker:
             return False
         self._deliver_step(self._in_flight.popleft())
         return True
+
+    def _save_tail(self) -> bool:
+        """Hands over the tail of a row for which no step is under way any more."""
+        command = self._tails[0]
+        row = self.rows.get(command.number)
+        if any(row in step.rows for step in self._in_flight):
+            return False
+        self._tails.popleft()
+        if row is None or row.ended:
+            self._saved.port.refuse_tail(command, "the row is gone, has ended or has failed")
+            return True
+        self._saved.save_tail(row, command)
+        return True
+
+    def _reclaim(self) -> None:
+        begun_ns = time.monotonic_ns()
+        before = mx.get_cache_memory()
+        mx.clear_cache()
+        after = mx.get_cache_memory()
+        duration_ns = time.monotonic_ns() - begun_ns
+        self._deliver(MemoryReturned(before - after, mx.get_active_memory(), after, duration_ns))
 
     def settle(self) -> None:
         """Waits for what was launched, and gives every row its own state back."""

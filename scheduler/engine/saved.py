@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from scheduler.engine.base import Deliver, KvPort, RestoreRow, Restoring, SaveBlocks
+from scheduler.engine.base import Deliver, KvPort, RestoreRow, Restoring, SaveBlocks, SaveTail
 from scheduler.engine.decoding import ROW_ERRORS
 from scheduler.engine.rows import Row
 
@@ -50,6 +50,13 @@ class SavedKv:
             self.port.save(row.caches, command.blocks)
         except ROW_ERRORS as error:
             self._fail(row, "prefill", error)
+
+    def save_tail(self, row: Row, command: SaveTail) -> None:
+        """Cuts the tail out of a row that has come to rest."""
+        try:
+            self.port.save_tail(row.caches, command, row.cached)
+        except ROW_ERRORS as error:
+            self._fail(row, "decode", error)
 
     def restore(self, row: Row, command: RestoreRow) -> None:
         """Begins to fill a row. What has been read is copied as it comes, between two steps."""

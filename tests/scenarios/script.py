@@ -28,6 +28,15 @@ With saved KV (a value with commas is a list):
     blocks_lost hashes=h0,h1
     store_measured free_bytes=5
     saving_stopped, saving_resumed, clear_requested, clock_ticked
+
+With marks, and requests that are held:
+
+    server_started ceiling_bytes=9000000 memory.growth_tokens=16
+    memory_sampled active_bytes=8000000 cached_bytes=500000
+    memory_reclaimed freed_bytes=500000 active_bytes=8000000
+    chain_saved a number=1 tail_start=32 num_tokens=40 tail_bytes=8000
+    chain_save_failed a number=1 reason=disk_full
+    hold_requested a, release_requested a
 """
 
 from collections.abc import Callable
@@ -41,7 +50,7 @@ from journal.events import AnyEvent, Record
 from scheduler.effects import Effect
 from scheduler.request import Phase, Request
 from scheduler.state import SchedulerState
-from tests.unit.core_driver import LIMITS, MODEL, CoreDriver, server_started
+from tests.unit.core_driver import LIMITS, MEMORY, MODEL, CoreDriver, server_started
 from tests.unit.kv_driver import KV
 
 RULE = "----"
@@ -151,6 +160,11 @@ def start(script: Script, **details: str) -> AnyEvent:
     about_kv = {k.removeprefix("kv."): v for k, v in details.items() if k.startswith("kv.")}
     if about_kv:
         limits = msgspec.structs.replace(limits, kv=changed(KV, about_kv))
+    about_memory = {
+        k.removeprefix("memory."): v for k, v in details.items() if k.startswith("memory.")
+    }
+    if about_memory:
+        limits = msgspec.structs.replace(limits, memory=changed(MEMORY, about_memory))
     model = changed(MODEL, details)
     script.driver.model = model
     return server_started(limits, model)
@@ -200,7 +214,13 @@ def about_blocks(kind: type[AnyEvent], **defaults: object) -> Callable[..., AnyE
     return read
 
 
-OF_REQUESTS = (events.BlocksNamed, events.ChainRestored)
+OF_REQUESTS = (
+    events.BlocksNamed,
+    events.ChainRestored,
+    events.ChainSaved,
+    events.ChainSaveFailed,
+    events.ChainRestoreFailed,
+)
 NO_TOKENS = {"num_memory_tokens": 0, "num_disk_tokens": 0, "read_bytes": 0, "duration_ns": 1}
 
 FACTS: dict[str, Callable[..., AnyEvent]] = {
@@ -225,5 +245,16 @@ FACTS: dict[str, Callable[..., AnyEvent]] = {
     "store_measured": about_blocks(events.StoreMeasured, num_swept=0, swept_bytes=0),
     "clear_requested": about_blocks(events.ClearRequested, by="test"),
     "clock_ticked": about_blocks(events.ClockTicked),
+    "memory_sampled": about_blocks(
+        events.MemorySampled, cached_bytes=0, peak_bytes=0, process_bytes=0, available_bytes=0
+    ),
+    "memory_reclaimed": about_blocks(
+        events.MemoryReclaimed, cached_bytes=0, active_bytes=0, duration_ns=1
+    ),
+    "hold_requested": lambda _, name: events.HoldRequested(request_id=name),
+    "release_requested": lambda _, name: events.ReleaseRequested(request_id=name),
+    "chain_saved": about_blocks(events.ChainSaved, duration_ns=1),
+    "chain_save_failed": about_blocks(events.ChainSaveFailed, detail=""),
+    "chain_restore_failed": about_blocks(events.ChainRestoreFailed, number=0, detail=""),
 }
 assert set(FACTS) == {events.kind_of(fact.__name__) for fact in events.FACTS} - {"state_carried"}

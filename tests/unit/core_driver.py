@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from journal import events
-from journal.events import AnyEvent, Decision, Limits, ModelFacts, Record
+from journal.events import AnyEvent, Decision, Limits, MemoryLimits, ModelFacts, Record
 from scheduler.effects import Effect, SendTokens, effects_of
 from scheduler.evolve import fold
 from scheduler.invariants import check
@@ -27,6 +27,20 @@ LIMITS = Limits(
     ceiling_bytes=None,
     max_retries=2,
     max_deaths=2,
+)
+MEMORY = MemoryLimits(
+    low_permille=800,
+    high_permille=920,
+    emergency_permille=1000,
+    hysteresis_permille=40,
+    act_limit_ns=2_000_000_000,
+    reserve="expected",
+    growth_tokens=256,
+    min_progress_tokens=16,
+    pause=True,
+    is_auto=False,
+    machine_reserve_bytes=0,
+    wait_limit_ns=600_000_000_000,
 )
 MODEL = ModelFacts(
     name="fake",

@@ -26,6 +26,12 @@ CORE = tuple(
         "effects",
         "invariants",
         "index_invariants",
+        "leaving",
+        "leases",
+        "losses",
+        "usage",
+        "holding",
+        "readings",
     )
 )
 

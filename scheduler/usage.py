@@ -1,0 +1,85 @@
+"""How much memory is in use: the analytic sum, and what the newest reading makes of it.
+
+The sum counts the weights, each row's caches, rows that are leaving, bytes in the writers' hands,
+blocks kept in memory and what the planned chunk needs while it is computed. What is reserved for a
+row and not yet allocated comes on top of the sum and of the reading alike.
+"""
+
+from journal.events import MemoryLimits
+from scheduler.memory import chunk_bytes, row_bytes
+from scheduler.request import Request
+from scheduler.state import SchedulerState
+
+
+def memory_of(state: SchedulerState) -> MemoryLimits | None:
+    """The limits of memory, or nothing when there is no ceiling."""
+    if state.limits is None or state.memory.ceiling_bytes is None:
+        return None
+    return state.limits.memory
+
+
+def mark_bytes(state: SchedulerState, permille: int) -> int:
+    """This part of the ceiling that holds now."""
+    assert state.memory.ceiling_bytes is not None
+    return state.memory.ceiling_bytes * permille // 1000
+
+
+def row_now_bytes(state: SchedulerState, request: Request) -> int:
+    """What the request's row takes now. One that is being filled has all its room at once."""
+    assert state.model is not None
+    if request.restoring:
+        return request.reserved_bytes
+    return row_bytes(state.model, request.num_cached_tokens)
+
+
+def row_hold_bytes(state: SchedulerState, request: Request) -> int:
+    """What the row takes or may take: it can grow beyond what was reserved for it."""
+    return max(request.reserved_bytes, row_now_bytes(state, request))
+
+
+def rows_bytes(state: SchedulerState) -> int:
+    """What all rows take or may take, those that are leaving among them, and the writers' bytes."""
+    held = sum(row_hold_bytes(state, state.requests[number]) for number in state.admitted)
+    return held + sum(state.leaving.values()) + state.index.writing_bytes
+
+
+def unallocated_bytes(state: SchedulerState) -> int:
+    """What is reserved for rows and not yet allocated."""
+    rows = [state.requests[number] for number in state.admitted]
+    return sum(row_hold_bytes(state, row) - row_now_bytes(state, row) for row in rows)
+
+
+def fixed_bytes(state: SchedulerState) -> int:
+    """The weights, and what the largest chunk needs while it is computed."""
+    assert state.model is not None
+    assert state.limits is not None
+    return state.model.weights_bytes + chunk_bytes(state.model, state.limits)
+
+
+def transient_bytes(state: SchedulerState) -> int:
+    """What the planned chunk needs while it is computed."""
+    assert state.model is not None
+    length = state.chunk.length if state.chunk is not None else 0
+    return state.model.transient_bytes_per_token * length
+
+
+def usage_bytes(state: SchedulerState) -> int:
+    """The larger of the reading and the sum, with what is reserved and not yet allocated: what the
+    marks are compared with.
+    """
+    assert state.model is not None
+    unallocated = unallocated_bytes(state)
+    analytic = state.model.weights_bytes + rows_bytes(state) - unallocated
+    analytic += state.index.hot_bytes + transient_bytes(state)
+    read = state.memory.active_bytes + state.memory.cached_bytes
+    return max(read, analytic) + unallocated
+
+
+def firm_bytes(state: SchedulerState) -> int:
+    """Usage less what can be given back at no cost: the allocator's unused buffers and the blocks
+    in memory. What admission and resume compare with the low mark; a chunk is counted with them.
+    """
+    unallocated = unallocated_bytes(state)
+    analytic = fixed_bytes(state) + rows_bytes(state) - unallocated
+    read = state.memory.active_bytes - state.index.hot_bytes
+    return max(read, analytic) + unallocated
