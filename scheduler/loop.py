@@ -4,7 +4,6 @@ A step is: collect facts, fold them, decide, commit, fold the decisions, perform
 is performed carries the seq of a committed event; a step without facts is not taken.
 """
 
-import time
 from collections.abc import Callable
 from typing import assert_never
 
@@ -58,11 +57,12 @@ class Loop:
         self.hub = recovered.hub
         self.sensors = sensors
         self.wait_for_space = wait_for_space
+        self.clock = sensors.clock
         self.metrics = Metrics()
         self.engine: Engine | None = None
         self.kv: KvStore | None = None
         self.full = False
-        self.last_step_ns = time.monotonic_ns()
+        self.last_step_ns = self.clock.monotonic_ns()
         self.snapshot_seq = recovered.snapshot_seq
 
     def begin(
@@ -87,9 +87,9 @@ class Loop:
 
     def take(self, collected: Collected) -> None:
         """The step that these facts make."""
-        began_ns = time.monotonic_ns()
+        began_ns = self.clock.monotonic_ns()
         state = self.state
-        at_ns = max(state.now_ns, time.time_ns())
+        at_ns = max(state.now_ns, self.clock.wall_ns())
         before = Position(state.seq, state.step, state.now_ns, state.run_id)
         fold(state, place(before, state.step + 1, at_ns, collected.facts, ()))
         decisions = decide(state)
@@ -238,7 +238,7 @@ class Loop:
 
     def observe(self, records: list[Record], began_ns: int) -> None:
         """Counts what the step was."""
-        now_ns = time.monotonic_ns()
+        now_ns = self.clock.monotonic_ns()
         self.last_step_ns = now_ns
         self.metrics.count(self.state, records)
         self.metrics.step_ns.observe(now_ns - began_ns)

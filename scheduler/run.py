@@ -9,7 +9,6 @@ import secrets
 import sqlite3
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ import structlog
 from journal.errors import JournalBroken, JournalFull
 from journal.events import ModelFacts, ServerStarted
 from journal.journal import Journal
+from scheduler.clock import SystemClock
 from scheduler.engine.base import Engine
 from scheduler.engine.model import ModelDescription, ModelError, ModelSource
 from scheduler.eviction import deadline_ns
@@ -117,9 +117,10 @@ class Run:
         self.source = source
         self.journal = journal
         self.state = recovered.state
-        self.sensors = Sensors(recovered.known, settings.scheduler.max_inbox)
+        self.clock = SystemClock()
+        self.sensors = Sensors(recovered.known, settings.scheduler.max_inbox, self.clock)
         self.loop = Loop(settings, journal, recovered, self.sensors, self.wait_for_space)
-        self.full_log = FullLog(time.monotonic_ns)
+        self.full_log = FullLog(self.clock.monotonic_ns)
         self.upkeep = Upkeep(settings, journal)
         self.engine: Engine | None = None
         self.kv: KvStore | None = None
@@ -156,7 +157,7 @@ class Run:
         """A clean stop; the second call is a stop at once."""
         if self.sensors.stop_reason is None:
             limit_ns = self.settings.server.drain_limit_ms * 1_000_000
-            self.stop_deadline_ns = time.monotonic_ns() + limit_ns
+            self.stop_deadline_ns = self.clock.monotonic_ns() + limit_ns
             self.sensors.stop(reason)
         else:
             self.stop_now.set()
@@ -234,7 +235,7 @@ class Run:
                 if self.is_over():
                     return
             if not self.state.stopping:
-                now_ns = max(self.state.now_ns, time.time_ns())
+                now_ns = max(self.state.now_ns, self.clock.wall_ns())
                 self.upkeep.work(now_ns, idle=not self.state.admitted)
 
     def describe(self) -> None:
@@ -261,11 +262,11 @@ class Run:
         if not self.begun:
             return None  # only the description, a stop or a question can end this wait
         if self.stop_deadline_ns is not None:
-            return max(0, self.stop_deadline_ns - time.monotonic_ns()) / 1e9
+            return max(0, self.stop_deadline_ns - self.clock.monotonic_ns()) / 1e9
         due_ns = deadline_ns(self.state)
         if due_ns is None:
             return self.upkeep.wait_s()
-        now_ns = max(self.state.now_ns, time.time_ns())
+        now_ns = max(self.state.now_ns, self.clock.wall_ns())
         return min(self.upkeep.wait_s(), max(0, due_ns - now_ns) / 1e9)
 
     def is_over(self) -> bool:
@@ -277,7 +278,9 @@ class Run:
         return not self.state.admitted or self.stop_now.is_set() or self.drain_is_over()
 
     def drain_is_over(self) -> bool:
-        return self.stop_deadline_ns is not None and time.monotonic_ns() >= self.stop_deadline_ns
+        return (
+            self.stop_deadline_ns is not None and self.clock.monotonic_ns() >= self.stop_deadline_ns
+        )
 
     def wait_for_space(self) -> None:
         """What the loop does between two tries of a commit. Raises StopNow when a stop is due."""

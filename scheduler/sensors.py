@@ -6,7 +6,6 @@ its decisions.
 """
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TypeVar, assert_never
 from journal import events
 from journal.events import Fact
 from journal.tokens import SideRows, StepTokens
+from scheduler.clock import Clock, SystemClock
 from scheduler.engine.base import (
     ChunkDone,
     EngineDied,
@@ -96,12 +96,14 @@ class EngineDeath(Exception):
 
 class Sensors:
     """See the module's text. `wake` is set whenever there is something to take; `waits_since_ns`
-    is when the inbox was empty last. `name_source` is set where blocks are saved.
+    is when the inbox was empty last. `name_source` is set where blocks are saved. The loop reads
+    the same clock, the system's unless another is given.
     """
 
-    def __init__(self, known: KnownRequests, max_inbox: int) -> None:
+    def __init__(self, known: KnownRequests, max_inbox: int, clock: Clock | None = None) -> None:
         self.known = known
         self.max_inbox = max_inbox
+        self.clock = clock or SystemClock()
         self.inbox: deque[Arrival | Wish] = deque()
         self.wishes: set[tuple[str, str]] = set()
         self.results: deque[EngineResult] = deque()
@@ -120,7 +122,7 @@ class Sensors:
 
     def arrive(self, arrival: Arrival) -> None:
         if not self.inbox:
-            self.waits_since_ns = time.monotonic_ns()
+            self.waits_since_ns = self.clock.monotonic_ns()
         self.inbox.append(arrival)
         self.wake.set()
 
@@ -169,7 +171,7 @@ class Sensors:
             collected.facts.extend(self.names.pending(state, collected.rows, most))
         if self.inbox:
             take(self.inbox, collected, lambda a: self.take_wish(a, state, collected))
-        if not collected.facts and is_due(state):
+        if not collected.facts and is_due(state, self.clock.wall_ns()):
             collected.facts.append(events.ClockTicked())
         return collected
 
@@ -231,10 +233,10 @@ def key_of(fact: WishFact) -> tuple[str, str]:
     return type(fact).__name__, fact.request_id
 
 
-def is_due(state: SchedulerState) -> bool:
+def is_due(state: SchedulerState, wall_ns: int) -> bool:
     """Whether time itself must act. The journal's time goes on also when the clock went back."""
     due_ns = deadline_ns(state)
-    return due_ns is not None and max(state.now_ns, time.time_ns()) >= due_ns
+    return due_ns is not None and max(state.now_ns, wall_ns) >= due_ns
 
 
 def take(waiting: deque[T], collected: Collected, to_facts: Callable[[T], Iterable[Fact]]) -> None:

@@ -51,6 +51,19 @@ def decoding(*names: str) -> CoreDriver:
     return core
 
 
+class StandingClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
 def sensors_of() -> Sensors:
     return Sensors(KnownRequests(), max_inbox=4)
 
@@ -256,3 +269,12 @@ def test_everything_that_comes_in_wakes_the_loop() -> None:
         sensors.wake.clear()
         wake()
         assert sensors.wake.is_set()
+
+
+def test_an_arrival_waits_since_the_given_clocks_time() -> None:
+    clock = StandingClock()
+    sensors = Sensors(KnownRequests(), max_inbox=4, clock=clock)
+    for at_ns in (7, 9):
+        clock.now_ns = at_ns
+        sensors.arrive(arrival_of(f"req_{at_ns}"))
+    assert sensors.waits_since_ns == 7
