@@ -51,7 +51,9 @@ class FakeCache:
 
 @dataclass(slots=True)
 class FakeRow:
-    """A row: its known tokens, and its caches."""
+    """A row: its known tokens, and its caches, the first `num_checked` of which were compared with
+    them: a long row must not be compared anew for each token.
+    """
 
     number: int
     tokens: list[int]
@@ -64,6 +66,7 @@ class FakeRow:
     caches: list[FakeCache] = field(default_factory=lambda: [FakeCache()])
     ended: EndReason | None = None
     failed: bool = False
+    num_checked: int = 0
 
     @property
     def num_cached_tokens(self) -> int:
@@ -77,8 +80,10 @@ class FakeRow:
     def feed(self, end: int) -> None:
         """Its caches hold the first `end` tokens from here on."""
         kept = self.caches[0].tokens
-        assert list(kept) == self.tokens[: len(kept)], f"row {self.number} holds other tokens' KV"
+        known = array("I", self.tokens[self.num_checked : len(kept)])
+        assert kept[self.num_checked :] == known, f"row {self.number} holds other tokens' KV"
         kept.extend(self.tokens[len(kept) : end])
+        self.num_checked = len(kept)
 
     @property
     def decodes(self) -> bool:
