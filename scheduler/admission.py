@@ -9,11 +9,19 @@ from typing import Literal
 from journal import events
 from journal.events import Decision, KvLimits
 from scheduler.draft import Draft, limits_of, model_of
-from scheduler.memory import capacity_numbers, row_bytes, rows_capacity_bytes
+from scheduler.memory import capacity_numbers, row_bytes
 from scheduler.prefix import Match, match, state_bytes, state_every_tokens
 from scheduler.request import Request
+from scheduler.resuming import fits, head_of_paused, is_crowded, num_rows, reserve_bytes
 from scheduler.saving import kv_of, suffix_boundary
 from scheduler.state import SchedulerState
+from scheduler.usage import memory_of, rows_bytes
+
+MAX_PASSED = 16
+"""Requests behind one that has no room that are looked at in one step at most."""
+
+MAX_OVERTAKEN_NS = 30_000_000_000
+"""How long a request may be overtaken: none starves."""
 
 MAX_ADMISSIONS = 32
 """Requests admitted in one step at most, those that are told to wait for a block among them; the
@@ -95,57 +103,91 @@ def turn_away(
 
 
 def admit(state: SchedulerState, draft: Draft) -> None:
-    """Admits in the order of arrival until one does not fit; nobody overtakes the head of the
-    queue.
+    """Admits in the order of arrival. Where memory is short, a request that has not waited long may
+    be overtaken by some that fit beside all that it waits for.
     """
-    limits = limits_of(state)
-    max_rows = 1 if state.one_row_only else limits.max_rows
-    rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
-    if len(rows) >= max_rows or any(row.solo for row in rows):
-        return
-    num_admitted = len(rows)
-    tokens = sum(row.num_prompt_tokens + row.max_tokens for row in rows)
-    in_use_bytes = state.reserved_bytes + state.index.writing_bytes
+    is_blocked = head_of_paused(state, draft) is not None
+    num_passed = 0
     for number in chain(state.waiting, draft.queued):
         if number in draft.ended:
             continue
         request = state.requests[number]
-        bound = request.num_prompt_tokens + draft.queued.get(number, request.max_tokens)
-        need_bytes = row_bytes(model_of(state), bound)
-        crowded = num_admitted > 0 and (request.solo or tokens + bound > limits.token_budget)
-        if crowded or exceeds(state, in_use_bytes + need_bytes):
+        max_tokens = draft.queued.get(number, request.max_tokens)
+        if is_crowded(state, draft, request, request.num_prompt_tokens + max_tokens):
             return
         if still_waits(state, draft, request):
             continue
         found = find_prefix(state, request)
-        if waits_for_blocks(state, draft, request, found):
-            draft.num_deferred += 1
-            if draft.num_deferred + len(draft.admitted) == MAX_ADMISSIONS:
+        if not has_room(state, draft, request, max_tokens, found, is_blocked=is_blocked):
+            is_blocked = True
+            num_passed += 1
+            if num_passed == MAX_PASSED or not may_be_overtaken(state, draft, request):
                 return
-            continue
-        draft.admitted.append(request)
-        draft.matched[number] = found.num_tokens
-        for name in request.hashes[found.num_blocks :]:
-            draft.coming.setdefault(name, number)
-        draft.decisions.append(
-            admission(state, request, found, need_bytes, in_use_bytes, num_admitted=num_admitted)
-        )
-        num_admitted += 1
-        tokens += bound
-        in_use_bytes += need_bytes
-        num_answered = draft.num_deferred + len(draft.admitted)
-        if num_admitted >= max_rows or request.solo or num_answered == MAX_ADMISSIONS:
+        elif waits_for_blocks(state, draft, request, found):
+            draft.num_deferred += 1
+        else:
+            let_in(state, draft, request, max_tokens, found)
+        if request.solo or draft.num_deferred + draft.num_let_in == MAX_ADMISSIONS:
             return
 
 
-def exceeds(state: SchedulerState, rows_bytes: int) -> bool:
-    """Whether rows of so many bytes are more than the ceiling leaves for them.
-
-    A request that exceeds it on an empty server was refused at its arrival or is held, so the head
-    of the queue gets in at some time.
+def has_room(
+    state: SchedulerState,
+    draft: Draft,
+    request: Request,
+    max_tokens: int,
+    found: Match,
+    *,
+    is_blocked: bool,
+) -> bool:
+    """Whether the request fits now. Past one that waits for memory it must fit with all that it may
+    ever need, beside rows that are there: so it takes nothing that would have been given back.
     """
-    capacity = rows_capacity_bytes(model_of(state), limits_of(state))
-    return capacity is not None and rows_bytes > capacity
+    if not is_blocked:
+        return fits(state, draft, reserve_bytes(state, request, max_tokens, found.num_tokens))
+    first = head_of_paused(state, draft)
+    if first is not None and state.now_ns - first.paused_ns >= MAX_OVERTAKEN_NS:
+        return False
+    has_rows = bool(state.admitted or draft.num_added or state.leaving)
+    bound = request.num_prompt_tokens + max_tokens
+    return has_rows and fits(state, draft, row_bytes(model_of(state), bound))
+
+
+def may_be_overtaken(state: SchedulerState, draft: Draft, request: Request) -> bool:
+    """Whether others may still pass this request, which has no room, and the held ones before it:
+    where there are marks, and until it has waited for some time.
+    """
+    if memory_of(state) is None:
+        return False
+    first = head_of_paused(state, draft)
+    since_ns = request.received_ns if first is None else first.paused_ns
+    return state.now_ns - since_ns < MAX_OVERTAKEN_NS
+
+
+def let_in(
+    state: SchedulerState, draft: Draft, request: Request, max_tokens: int, found: Match
+) -> None:
+    """The request gets a row, and others may count on the blocks that it will compute."""
+    number = request.number
+    need_bytes = reserve_bytes(state, request, max_tokens, found.num_tokens)
+    draft.decisions.append(
+        admission(
+            state,
+            request,
+            found,
+            need_bytes,
+            rows_bytes(state) + draft.added_bytes,
+            num_admitted=num_rows(state, draft),
+        )
+    )
+    draft.admitted.append(request)
+    draft.matched[number] = found.num_tokens
+    for name in request.hashes[found.num_blocks :]:
+        draft.coming.setdefault(name, number)
+    draft.num_let_in += 1
+    draft.num_added += 1
+    draft.added_bytes += need_bytes
+    draft.added_tokens += request.num_prompt_tokens + max_tokens
 
 
 # What a prompt starts from
@@ -263,7 +305,7 @@ def admission(
         num_cached_tokens=found.num_tokens,
         reserved_bytes=need_bytes,
         in_use_bytes=in_use_bytes,
-        ceiling_bytes=limits_of(state).ceiling_bytes,
+        ceiling_bytes=state.memory.ceiling_bytes,
         num_admitted=num_admitted,
         solo=request.solo,
         num_blocks=found.num_blocks,

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from journal import events
-from scheduler import losses
+from scheduler import losses, readings
 from scheduler.leases import (
     block_tokens_of,
     drop_lone_states,
@@ -208,7 +208,7 @@ def count_restored(request: Request, event: events.ChainRestored) -> None:
     itself keeps its numbers, less what is lost.
     """
     prompt = request.num_prompt_tokens
-    if request.phase is not Phase.RESUMING or request.resuming_tokens < 0:
+    if request.phase is not Phase.RESUMING or request.saved_tokens < 0:
         request.num_memory_tokens, request.num_disk_tokens = event.of_prompt(prompt)
         return
     most = min(event.num_tokens, prompt)
@@ -249,6 +249,8 @@ def blocks_evicted(state: SchedulerState, event: events.BlocksEvicted) -> None:
 def tier_shrunk(state: SchedulerState, event: events.TierShrunk) -> None:
     for name in event.hashes:
         cool(state.index, name)
+    if event.reason == "pressure":
+        readings.act(state, "shrink", event.freed_bytes)
 
 
 def request_deferred(state: SchedulerState, event: events.RequestDeferred) -> None:

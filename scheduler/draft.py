@@ -3,10 +3,14 @@ the state.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from journal.events import Decision, Limits, ModelFacts
 from scheduler.request import Request
 from scheduler.state import SchedulerState
+
+Reason = Literal["high", "emergency", "no_room", "operator"]
+"""Why a request is held."""
 
 
 @dataclass(slots=True)
@@ -31,6 +35,17 @@ class Draft:
     saving: set[str] = field(default_factory=set[str])
     """Blocks whose save is planned in this step. Asked for membership only, never iterated."""
     saving_bytes: int = 0
+    pausing: dict[int, Reason] = field(default_factory=dict[int, Reason])
+    """Rows whose pause begins in this step, and why."""
+    pinned: bool = False
+    num_let_in: int = 0
+    num_resumed: int = 0
+    num_added: int = 0
+    added_bytes: int = 0
+    added_tokens: int = 0
+    """Requests that get a row in this step, newcomers and held ones, with what is reserved for
+    them.
+    """
     chunk_open: bool = False
     batch_is_empty: bool = True
 

@@ -51,29 +51,6 @@ def leave_disk(state: SchedulerState, kv: KvLimits) -> list[Decision]:
     return evict_old(state, kv)
 
 
-def deadline_ns(state: SchedulerState) -> int | None:
-    """When time itself must act: now, while a bounded decision left blocks that must go, or when a
-    wait ends.
-    """
-    kv = kv_of(state)
-    if kv is None:
-        return None
-    if state.index.bad or leave_disk(state, kv):
-        return state.now_ns
-    return min((until for until in deferrals(state) if until > state.now_ns), default=None)
-
-
-def deferrals(state: SchedulerState) -> Iterator[int]:
-    """Until when requests at the head of the queue are deferred. Behind the first that is not,
-    nobody can get in before it does.
-    """
-    for number in state.waiting:
-        until_ns = state.requests[number].deferred_until_ns
-        if until_ns == 0:
-            return
-        yield until_ns
-
-
 def over_budget(state: SchedulerState, kv: KvLimits) -> tuple[int, EvictionReason]:
     """The bytes that must go, and why. Room for what the writers may hold is made before it is
     needed; where a reserve is kept, on a full disk too, or a save would find it in its way for

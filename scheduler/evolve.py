@@ -213,6 +213,7 @@ def request_admitted(state: SchedulerState, event: events.RequestAdmitted, seq: 
     state.admitted.append(request.number)
     request.num_memory_tokens = 0
     request.num_disk_tokens = 0
+    request.last_chunk = state.num_chunks
     request.restoring = event.num_cached_tokens > 0
     leases.join_chain(state, request, event.num_blocks)
     request.reserved_bytes = event.reserved_bytes

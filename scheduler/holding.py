@@ -114,6 +114,7 @@ def tail_save_planned(state: SchedulerState, event: events.TailSavePlanned) -> N
     enter(request, "tail_save_planned")
     request.tail_planned = True
     request.tail_start = event.tail_start
+    request.chain_blocks = event.tail_start // max(1, leases.block_tokens_of(state))
     num_bytes = tail_bytes_at_most(state, request)
     state.index.writing_tails[request.number] = num_bytes
     state.index.writing_bytes += num_bytes
@@ -144,7 +145,6 @@ def chain_saved(state: SchedulerState, event: events.ChainSaved) -> None:
             index.bad[name] = index.domain
         return
     request.saved_tokens = event.num_tokens
-    request.tail_start = event.tail_start
     request.tail_bytes = event.tail_bytes
     request.pin_domain = index.domain
     if event.tail_bytes:
@@ -185,6 +185,8 @@ def request_paused(state: SchedulerState, event: events.RequestPaused) -> None:
     elif number in state.waiting:
         state.waiting.remove(number)
     forget_marks(state, number)
+    if not was_resuming:
+        request.resuming_tokens = request.num_cached_tokens
     forget_row(request)
     forget_pause(request)
     request.pause_reason = event.reason
@@ -211,7 +213,6 @@ def resume_started(state: SchedulerState, event: events.ResumeStarted) -> None:
     enter(request, "resume_started")
     state.paused.remove(request.number)
     state.admitted.append(request.number)
-    request.resuming_tokens = request.saved_tokens
     request.restoring = event.num_cached_tokens > 0
     if request.saved_tokens < 0:
         request.num_memory_tokens = 0
@@ -229,7 +230,7 @@ def request_resumed(state: SchedulerState, event: events.RequestResumed) -> None
     assert request.num_cached_tokens == event.num_cached_tokens, "the row is what was restored"
     enter(request, "request_resumed")
     forget_pause(request)
-    request.resumed_tokens = request.num_output_tokens
+    request.resumed_tokens = event.num_cached_tokens
 
 
 def chain_restore_failed(state: SchedulerState, event: events.ChainRestoreFailed) -> None:

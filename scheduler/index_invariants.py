@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Callable
 
-from scheduler.prefix import BlockIndex, key_of
-from scheduler.request import Request
+from scheduler.prefix import BlockIndex, key_of, tail_name
+from scheduler.request import Phase, Request
 from scheduler.state import SchedulerState
 
 Require = Callable[[bool, str], None]
@@ -26,11 +26,13 @@ def check_sums(index: BlockIndex, require: Require) -> None:
     blocks = index.blocks.values()
     on_disk = sum(block.block_bytes + block.state_bytes for block in blocks)
     on_disk += sum(index.early_states.values())
+    on_disk += sum(tail.num_bytes for tail in index.tails.values())
     require(index.disk_bytes == on_disk, "disk_bytes is the sum of the files")
     require(index.hot_bytes == sum(index.hot.values()), "hot_bytes is the sum of memory's blocks")
     writing = [*index.writing.values(), *index.writing_states.values()]
     require(
-        index.writing_bytes == sum(each.num_bytes for each in writing),
+        index.writing_bytes
+        == sum(each.num_bytes for each in writing) + sum(index.writing_tails.values()),
         "writing_bytes is the sum of what is being written",
     )
     ours = sum(block.domain == index.domain for block in blocks)
@@ -55,6 +57,13 @@ def check_holders(state: SchedulerState, require: Require) -> None:
     leases = Counter(name for row in rows for name in row.leases)
     held = {name: block.leases for name, block in index.blocks.items() if block.leases}
     require(held == dict(leases), "leases are those of the rows, on blocks that are there")
+    pins = Counter(name for request in state.requests.values() for name in request.pins)
+    pinned = {name: block.pins for name, block in index.blocks.items() if block.pins}
+    require(pinned == dict(pins), "pins are those of held requests, on blocks that are there")
+    tails = {
+        tail_name(r.request_id, r.saved_tokens) for r in state.requests.values() if r.tail_bytes
+    }
+    require(index.tails.keys() == tails, "tails are those of held requests")
     for name, number in index.coming.items():
         require(number in state.admitted, f"{name[:8]} is computed by a row")
         require(name not in index.blocks, f"{name[:8]} is to come, and not there")
@@ -62,7 +71,8 @@ def check_holders(state: SchedulerState, require: Require) -> None:
     require(set(state.unsaved) == unsaved, "unsaved blocks are those of the rows")
     there = index.writing.keys() & index.blocks.keys()
     require(not there, "what is being written is not there")
-    require(not index.bad.keys() & index.blocks.keys(), "what cannot be read is not there")
+    there = index.blocks.keys() | index.tails.keys()
+    require(not index.bad.keys() & there, "what cannot be read is not there")
     for name in index.unwanted:
         block = index.blocks.get(name)
         is_there = block is not None or name in index.writing
@@ -77,13 +87,14 @@ def check_memory(index: BlockIndex, require: Require) -> None:
 
 
 def check_room(state: SchedulerState, require: Require) -> None:
-    """What is in the writers' hands keeps its bound, but for one state."""
+    """What is in the writers' hands keeps its bound, but for one state and for tails."""
     kv = state.limits.kv if state.limits is not None else None
     index = state.index
     if kv is None or not index.writing_bytes:
         return
-    states = max((each.num_bytes for each in index.writing_states.values()), default=0)
-    require(index.writing_bytes <= kv.writing_bytes + states, "writers hold what they may")
+    more = max((each.num_bytes for each in index.writing_states.values()), default=0)
+    more += sum(index.writing_tails.values())
+    require(index.writing_bytes <= kv.writing_bytes + more, "writers hold what they may")
 
 
 def check_request(state: SchedulerState, request: Request, require: Require) -> None:
@@ -100,8 +111,15 @@ def check_request(state: SchedulerState, request: Request, require: Require) -> 
         name = request.hashes[number]
         require(name not in state.index.blocks, f"{where} saves what is not there")
     require(request.leases.keys() <= set(request.hashes), f"{where} leases its own chain")
+    held = request.pins or request.tail_bytes
+    phases = (Phase.PAUSED, Phase.RESUMING)
+    saved = request.phase is Phase.PAUSING and request.saved_tokens >= 0
+    require(not held or request.phase in phases or saved, f"{where} holds files while it is held")
     restored = request.num_memory_tokens + request.num_disk_tokens
-    most = min(request.num_cached_tokens, request.num_prompt_tokens)
+    cached = request.num_cached_tokens
+    if request.phase in phases:
+        cached = request.resuming_tokens
+    most = min(cached, request.num_prompt_tokens)
     require(0 <= restored <= most, f"{where} has restored some of its prompt")
     if request.restoring:
         require(request.num_cached_tokens == 0, f"{where} is empty until it is restored")

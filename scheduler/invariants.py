@@ -4,9 +4,10 @@
 many wait.
 """
 
+from scheduler.holding import order_of
 from scheduler.index_invariants import check_index
 from scheduler.memory import rows_capacity_bytes
-from scheduler.request import OPEN, Phase, Request
+from scheduler.request import OPEN, WITH_ROW, Phase, Request
 from scheduler.state import SchedulerState
 
 
@@ -24,14 +25,22 @@ def check_cheap(state: SchedulerState) -> None:
     """Invariants over the engine's rows alone."""
     require(len(state.batch_rows) <= len(state.admitted), "the batch is part of the rows")
     require(
-        len(state.requests) == len(state.waiting) + len(state.held) + len(state.admitted),
-        "each open request is waiting, held or admitted",
+        len(state.requests) == num_placed(state),
+        "each open request is waiting, held back, admitted or paused",
     )
     require(
-        not (state.arrivals or state.endings or state.cancellations or state.failures),
+        not (state.arrivals or state.endings or state.cancellations)
+        and not (state.failures or state.holds),
         "decide has answered all that the facts brought",
     )
     require(state.reserved_bytes >= 0, "reserved bytes are not negative")
+
+
+def num_placed(state: SchedulerState) -> int:
+    """Requests in the lists, each once. After a crash a pause may be open whose row is gone."""
+    without_row = sum(number not in state.admitted for number in state.pausing)
+    queued = len(state.waiting) + len(state.held)
+    return queued + len(state.admitted) + len(state.paused) + without_row
 
 
 def check(state: SchedulerState) -> None:
@@ -54,6 +63,12 @@ def check_queue(state: SchedulerState) -> None:
         require(state.requests[number].phase is Phase.WAITING, f"{number} is queued and waits")
     for number in state.held:
         require(state.requests[number].held_reason is not None, f"{number} is held for a reason")
+    for number in state.paused:
+        require(state.requests[number].phase is Phase.PAUSED, f"{number} is paused")
+    order = [order_of(state.requests[number]) for number in state.paused]
+    require(order == sorted(set(order)), "held requests are in the order in which they go on")
+    pausing = [n for n, request in state.requests.items() if request.phase is Phase.PAUSING]
+    require(sorted(state.pausing) == pausing, "pauses under way are those of pausing requests")
     require(
         state.numbers == {r.request_id: n for n, r in state.requests.items()},
         "ids and numbers name the same requests",
@@ -65,7 +80,7 @@ def check_rows(state: SchedulerState) -> None:
     rows = [state.requests[n] for n in state.admitted]
     decoding = sorted(r.number for r in rows if r.phase is Phase.DECODING)
     require(sorted(state.batch_rows) == decoding, "the batch is the rows that decode")
-    require(all(r.phase is not Phase.WAITING for r in rows), "what waits has no row")
+    require(all(r.phase in WITH_ROW for r in rows), "what waits or is paused has no row")
     reserved = sum(r.reserved_bytes for r in rows) + sum(state.leaving.values())
     require(state.reserved_bytes == reserved, "reserved bytes are the rows' and the leaving rows'")
     tokens = sum(r.num_prompt_tokens + r.max_tokens for r in rows)
@@ -84,6 +99,8 @@ def check_limits(state: SchedulerState) -> None:
         len(state.admitted) <= 1 or state.reserved_tokens <= state.limits.token_budget,
         "rows are within the token budget, unless one is alone",
     )
+    if state.limits.memory is not None:
+        return  # a row may grow beyond what was reserved for it: then one is held
     capacity = rows_capacity_bytes(state.model, state.limits)
     require(
         state.reserved_bytes == 0 or capacity is None or state.reserved_bytes <= capacity,
@@ -97,8 +114,8 @@ def check_chunk(state: SchedulerState) -> None:
     if chunk is None:
         return
     owner = state.requests.get(chunk.number)
-    if owner is None or owner.phase is not Phase.PREFILLING:
-        raise InvariantBroken("the chunk's request is prefilling")
+    if owner is None or owner.phase not in (Phase.PREFILLING, Phase.PAUSING):
+        raise InvariantBroken("the chunk's request is prefilling, or was when it was planned")
     require(chunk.start == owner.num_cached_tokens, "chunks follow each other")
     require(1 <= chunk.length <= owner.num_prefill_tokens, "chunks end before the last token")
 
@@ -111,10 +128,10 @@ def check_request(state: SchedulerState, request: Request) -> None:
     require(0 <= request.num_output_tokens <= request.max_tokens, f"{where} keeps its limit")
     require(request.num_prompt_tokens >= 1, f"{where} has a prompt")
     match request.phase:
-        case Phase.WAITING:
+        case Phase.WAITING | Phase.PAUSED:
             require(request.num_cached_tokens == 0, f"{where} caches nothing")
             require(request.reserved_bytes == 0, f"{where} reserves nothing")
-        case Phase.PREFILLING:
+        case Phase.PREFILLING | Phase.PAUSING | Phase.RESUMING:
             require(request.num_cached_tokens < request.num_known_tokens, f"{where} is pending")
         case _:
             require(

@@ -9,16 +9,27 @@ Everything is an integer and every tie is broken by the request's number, so the
 the same decisions on every machine.
 """
 
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Literal
+
 from journal import events
 from journal.events import Decision
 from scheduler.admission import admit, judge_arrivals
 from scheduler.draft import Draft, limits_of
 from scheduler.eviction import send_away, send_bad
+from scheduler.pausing import advance_pauses, hold_by_hand, unpinned
+from scheduler.relief import chunk_fits, make_place, relieve
 from scheduler.request import WITH_ROW, Phase, Request
+from scheduler.resuming import resume, waited_until_ns, waits_for_others
 from scheduler.saving import plan_boundary, plan_saves, up_to_boundary
 from scheduler.state import SchedulerState
+from scheduler.usage import memory_of
 
-POLICY_VERSION = 2
+MAX_ENDED_OLD = 8
+"""Requests that one step ends for their age at most."""
+
+POLICY_VERSION = 3
 """To be raised with every change that alters a decision: replay tells other policies' runs from
 divergences.
 """
@@ -33,20 +44,47 @@ def decide(state: SchedulerState) -> list[Decision]:
         plan_saves(state, draft)
     if state.endings or state.cancellations or state.failures:
         end_requests(state, draft)
+    if limits_of(state).max_age_ns:
+        end_old(state, draft)
     if state.arrivals:
         judge_arrivals(state, draft)
     if state.chunk is not None:
         commit_chunk(state, draft)
-    if state.engine_ready and not state.stopping and (state.waiting or draft.queued):
-        admit(state, draft)
-    change_batch(state, draft)
-    if not draft.chunk_open and state.engine_ready:
-        plan_chunk(state, draft)
+    make_room(state, draft)
+    if state.engine_ready:
+        use_engine(state, draft)
+    else:
+        change_batch(state, draft)
     if state.index.bad:
         draft.decisions += send_bad(state)
-    if not draft.admitted and not draft.committed:  # else it could be what is leased just now
+    takes_blocks = draft.admitted or draft.committed or draft.pinned or draft.num_resumed
+    if not takes_blocks:  # else it could be what is held just now
         draft.decisions += send_away(state)
     return draft.decisions
+
+
+def use_engine(state: SchedulerState, draft: Draft) -> None:
+    """Who gets a row, who decodes, and what is fed next."""
+    if not state.stopping and (state.waiting or draft.queued):
+        admit(state, draft)
+    give_up_waiting(state, draft)
+    if not draft.chunk_open:
+        make_place_for_chunk(state, draft)
+    change_batch(state, draft)
+    if not draft.chunk_open:
+        plan_chunk(state, draft)
+
+
+def make_room(state: SchedulerState, draft: Draft) -> None:
+    """Who is held, and who goes on: by an operator's wish, and for memory."""
+    if state.holds:
+        hold_by_hand(state, draft)
+    if state.memory.level:
+        relieve(state, draft)
+    if state.pausing or draft.pausing:
+        advance_pauses(state, draft)
+    if state.paused or len(state.admitted) > len(state.batch_rows):
+        resume(state, draft)
 
 
 # Ends
@@ -55,21 +93,47 @@ def decide(state: SchedulerState) -> list[Decision]:
 def end_requests(state: SchedulerState, draft: Draft) -> None:
     """A request that has reached its end finishes, even when a cancel came in the same step."""
     for number in state.endings:
-        close(draft, number, finish(state.requests[number]))
+        close(state, draft, number, finish(state.requests[number]))
     for number in state.cancellations:
+        request = state.requests[number]
         if number not in draft.ended:
-            close(draft, number, cancel(state.requests[number]))
+            close(state, draft, number, cancel(request, wish_of(request)))
     for number in state.failures:
         if number not in draft.ended:
-            close(draft, number, retry_or_abort(state, state.requests[number]))
+            close(state, draft, number, retry_or_abort(state, state.requests[number]))
     if state.chunk is not None and state.chunk.number in draft.ended:
         draft.chunk_open = False
 
 
-def close(draft: Draft, number: int, decision: Decision) -> None:
-    """Notes that this request leaves the engine and the queue in this step."""
+def close(state: SchedulerState, draft: Draft, number: int, decision: Decision) -> None:
+    """Notes that this request leaves the engine and the queue in this step. What it had pinned may
+    go.
+    """
+    draft.decisions += unpinned(state.requests[number], "ended")
     draft.decisions.append(decision)
     draft.ended.add(number)
+
+
+def end_old(state: SchedulerState, draft: Draft) -> None:
+    """Requests that are older than any may become; `requests` holds the oldest first."""
+    limit_ns = state.now_ns - limits_of(state).max_age_ns
+    old = takewhile(lambda number: state.requests[number].received_ns <= limit_ns, state.requests)
+    for number in list(islice(old, MAX_ENDED_OLD)):
+        if number not in draft.ended and number not in state.arrivals:
+            close(state, draft, number, cancel(state.requests[number], "deadline"))
+
+
+def give_up_waiting(state: SchedulerState, draft: Draft) -> None:
+    """Only other programs hold the memory, and have for too long: the request that would be next is
+    told to come back later.
+    """
+    number = waits_for_others(state)
+    if number is None or draft.num_let_in or draft.num_resumed or number in draft.ended:
+        return
+    request = state.requests[number]
+    if state.now_ns < waited_until_ns(state, request):
+        return
+    close(state, draft, number, abort(request, "memory_wait", "other programs hold the memory"))
 
 
 def finish(request: Request) -> Decision:
@@ -90,22 +154,30 @@ def finish(request: Request) -> Decision:
             raise AssertionError(f"{request.request_id} ends for {request.end_reason}")
 
 
-def cancel(request: Request) -> Decision:
-    """The end that was asked for."""
+CancelReason = Literal["client_gone", "cancel_requested", "deadline"]
+
+
+def wish_of(request: Request) -> CancelReason:
+    """Who wanted the end."""
     match request.cancel_reason:
         case "client_gone" | "cancel_requested" as reason:
-            return events.RequestCancelled(
-                request_id=request.request_id,
-                number=request.number,
-                reason=reason,
-                num_output_tokens=request.num_output_tokens,
-                had_row=request.phase in WITH_ROW,
-                num_memory_tokens=request.num_memory_tokens,
-                num_disk_tokens=request.num_disk_tokens,
-                num_prefilled_tokens=request.num_prefilled_tokens,
-            )
+            return reason
         case _:
             raise AssertionError(f"{request.request_id} is cancelled for {request.cancel_reason}")
+
+
+def cancel(request: Request, reason: CancelReason) -> Decision:
+    """An end from outside."""
+    return events.RequestCancelled(
+        request_id=request.request_id,
+        number=request.number,
+        reason=reason,
+        num_output_tokens=request.num_output_tokens,
+        had_row=request.phase in WITH_ROW,
+        num_memory_tokens=request.num_memory_tokens,
+        num_disk_tokens=request.num_disk_tokens,
+        num_prefilled_tokens=request.num_prefilled_tokens,
+    )
 
 
 def retry_or_abort(state: SchedulerState, request: Request) -> Decision:
@@ -116,11 +188,18 @@ def retry_or_abort(state: SchedulerState, request: Request) -> Decision:
         return events.RequestRetried(
             request_id=request.request_id, number=request.number, retry=request.retries + 1
         )
+    return abort(request, "server_deaths" if killed else "engine_failed", request.failure or "")
+
+
+def abort(
+    request: Request, reason: Literal["engine_failed", "server_deaths", "memory_wait"], detail: str
+) -> Decision:
+    """The server gives the request up, and says why."""
     return events.RequestAborted(
         request_id=request.request_id,
         number=request.number,
-        reason="server_deaths" if killed else "engine_failed",
-        detail=request.failure or "",
+        reason=reason,
+        detail=detail,
         num_output_tokens=request.num_output_tokens,
         had_row=request.phase in WITH_ROW,
         num_memory_tokens=request.num_memory_tokens,
@@ -149,19 +228,27 @@ def commit_chunk(state: SchedulerState, draft: Draft) -> None:
     plan_boundary(state, draft, request, chunk.start, num_cached_tokens)
 
 
-def change_batch(state: SchedulerState, draft: Draft) -> None:
-    """Rows that ended leave the batch; requests with nothing left to prefill join it."""
-    left = [n for n in state.batch_rows if n in draft.ended] if draft.ended else []
+def next_batch(state: SchedulerState, draft: Draft) -> tuple[list[int], list[int], list[int]]:
+    """The rows that decode after this step, and who joins and leaves with it: rows that end or are
+    held leave, requests with nothing left to prefill join.
+    """
+    left = [n for n in state.batch_rows if n in draft.ended or n in draft.pausing]
     ready = [r for r in prefilling_requests(state, draft) if to_prefill(r, draft) == 0]
-    joined = [r.number for r in ready if not is_restoring(r, draft)]
-    numbers = state.batch_rows
+    joined = sorted(r.number for r in ready if not is_restoring(r, draft))
+    if not left and not joined:
+        return state.batch_rows, joined, left
+    return [n for n in state.batch_rows if n not in left] + joined, joined, left
+
+
+def change_batch(state: SchedulerState, draft: Draft) -> None:
+    """Says which rows decode from now on, if that has changed."""
+    numbers, joined, left = next_batch(state, draft)
     if left or joined:
-        numbers = [n for n in state.batch_rows if n not in draft.ended] + sorted(joined)
         draft.decisions.append(
             events.BatchChanged(
                 batch=state.batch + 1,
                 numbers=tuple(numbers),
-                joined=tuple(sorted(joined)),
+                joined=tuple(joined),
                 left=tuple(left),
             )
         )
@@ -179,39 +266,88 @@ def is_restoring(request: Request, draft: Draft) -> bool:
     return request.restoring or draft.matched.get(request.number, 0) > 0
 
 
-def plan_chunk(state: SchedulerState, draft: Draft) -> None:
-    """Plans the next chunk: of the request that has waited longest for one, so that prompts take
-    turns.
+def make_place_for_chunk(state: SchedulerState, draft: Draft) -> None:
+    """A request is held when the next chunk has no room beside the others."""
+    if memory_of(state) is None or not prefilling_requests(state, draft):
+        return
+    draft.batch_is_empty = not next_batch(state, draft)[0]
+    chunk = next_chunk(state, draft)
+    if chunk is not None and not chunk_fits(state, chunk.request, chunk.start + chunk.length):
+        make_place(state, draft)
+
+
+@dataclass(frozen=True, slots=True)
+class NextChunk:
+    """What would be fed next."""
+
+    request: Request
+    start: int
+    length: int
+
+
+def next_chunk(state: SchedulerState, draft: Draft) -> NextChunk | None:
+    """The next chunk: of the request that has least to prefill, so that a short prompt is not
+    behind a long one; each chunk of others brings a request nearer, so that none starves.
 
     Running rows get at least one decode step between two chunks, and a chunk beside them is small.
     """
     if not draft.batch_is_empty and not state.decoded_since_chunk:
-        return
+        return None
     prefilling = [
         r
         for r in prefilling_requests(state, draft)
         if to_prefill(r, draft) > 0 and not is_restoring(r, draft)
     ]
     if not prefilling:
-        return
-    request = min(prefilling, key=lambda r: (r.last_chunk, r.number))
-    limits = limits_of(state)
-    most = limits.chunk_tokens if draft.batch_is_empty else limits.chunk_tokens_beside_rows
+        return None
+    request = min(prefilling, key=lambda r: (turn_of(state, r, draft), r.number))
     start = draft.committed.get(request.number, request.num_cached_tokens)
+    most = min(chunk_tokens(state, draft), to_prefill(request, draft))
+    return NextChunk(request, start, up_to_boundary(state, request, start, most))
+
+
+def plan_chunk(state: SchedulerState, draft: Draft) -> None:
+    """Plans the next chunk, if there is one and it has room."""
+    chunk = next_chunk(state, draft)
+    if chunk is None or not chunk_fits(state, chunk.request, chunk.start + chunk.length):
+        return
     draft.decisions.append(
         events.PrefillChunkPlanned(
-            request_id=request.request_id,
-            number=request.number,
+            request_id=chunk.request.request_id,
+            number=chunk.request.number,
             chunk=state.num_chunks + 1,
-            start=start,
-            length=up_to_boundary(state, request, start, min(most, to_prefill(request, draft))),
+            start=chunk.start,
+            length=chunk.length,
         )
     )
 
 
+def turn_of(state: SchedulerState, request: Request, draft: Draft) -> int:
+    """The tokens that it still has to prefill, less a credit for each chunk of others since its own
+    last one.
+    """
+    num_passed = 0 if request in draft.admitted else state.num_chunks - request.last_chunk
+    return to_prefill(request, draft) - num_passed * (limits_of(state).chunk_tokens // 4)
+
+
+def chunk_tokens(state: SchedulerState, draft: Draft) -> int:
+    """The longest chunk now. Beside running rows so many tokens as are prefilled within the bound
+    on the gap between two of their tokens, less their own step; a tenth is left for what varies.
+    """
+    limits = limits_of(state)
+    if draft.batch_is_empty:
+        return limits.chunk_tokens
+    if not limits.gap_ns or not state.prefill_ns_per_1k:
+        return limits.chunk_tokens_beside_rows
+    gap_ns = max(limits.gap_ns, 2 * state.step_ns) - state.step_ns
+    num_tokens = gap_ns * 900 // state.prefill_ns_per_1k
+    return max(1, min(limits.chunk_tokens, num_tokens))
+
+
 def prefilling_requests(state: SchedulerState, draft: Draft) -> list[Request]:
-    """Requests with a row that do not decode yet, those admitted in this step among them."""
+    """Requests with a row that do not decode yet, those that get one in this step among them."""
     if len(state.admitted) == len(state.batch_rows):
         return draft.admitted
     rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
-    return [r for r in rows if r.phase is Phase.PREFILLING] + draft.admitted
+    there = [r for r in rows if r.phase is Phase.PREFILLING and r.number not in draft.pausing]
+    return there + draft.admitted

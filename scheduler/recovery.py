@@ -47,6 +47,10 @@ CORE = (
     "scheduler/usage.py",
     "scheduler/holding.py",
     "scheduler/readings.py",
+    "scheduler/pausing.py",
+    "scheduler/relief.py",
+    "scheduler/resuming.py",
+    "scheduler/deadlines.py",
 )
 """The files on which a state, folded from the same events, depends."""
 

@@ -127,10 +127,11 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `first_admitted_seq` orders held requests and victims: who got a row first. `hold` is an
     operator's wish that stands until it is released. While it is pausing or paused, `pause_reason`
-    says why; `tail_start` is the position behind its last whole block once the tail's save is
-    planned, `saved_tokens` the position up to which its KV is durable (-1: none of it is, and it
-    has its tokens only), and `pins` its pinned blocks. `resumed_tokens` is what it had put out
-    when it went on: a row is left alone until it has made some progress since.
+    says why; `tail_start` is the position behind its last whole block, of which there are
+    `chain_blocks`, once the tail's save is planned, `saved_tokens` the position up to which its
+    KV is durable (-1: none of it is, and it has its tokens only), and `pins` its pinned blocks.
+    `resuming_tokens` is what its row held when it was paused, `resumed_tokens` when it went on: it
+    is left alone until it has made some progress since.
     """
 
     number: int
@@ -174,6 +175,7 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_pauses: int = 0
     tail_planned: bool = False
     tail_start: int = 0
+    chain_blocks: int = 0
     tail_bytes: int = 0
     saved_tokens: int = -1
     save_failure: str | None = None

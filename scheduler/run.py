@@ -21,9 +21,9 @@ from journal.errors import JournalBroken, JournalFull
 from journal.events import ModelFacts, ServerStarted
 from journal.journal import Journal
 from scheduler.clock import SystemClock
+from scheduler.deadlines import deadline_ns
 from scheduler.engine.base import Engine
 from scheduler.engine.model import ModelDescription, ModelError, ModelSource
-from scheduler.eviction import deadline_ns
 from scheduler.kvcache.codec import BlockCodec
 from scheduler.kvcache.fake_codec import FakeCodec
 from scheduler.kvcache.naming import KeyDamaged

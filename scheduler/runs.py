@@ -9,7 +9,6 @@ import msgspec
 from journal import events
 from journal.events import ModelFacts
 from scheduler.holding import insert_paused, unpin
-from scheduler.leases import block_tokens_of
 from scheduler.leaving import back_to_waiting, forget_row
 from scheduler.memory import max_context_tokens
 from scheduler.prefix import forget_engine_life, remove_tail, set_domain, tail_name
@@ -68,11 +67,9 @@ def recover(state: SchedulerState, request: Request) -> None:
 
 def is_whole(state: SchedulerState, request: Request) -> bool:
     """Whether all that a pausing row held is on disk."""
-    block_tokens = block_tokens_of(state)
     if request.saved_tokens < 0 or request.saved_tokens != request.num_cached_tokens:
         return False
-    names = request.hashes[: request.tail_start // block_tokens] if block_tokens else []
-    return all(name in state.index.blocks for name in names)
+    return all(name in state.index.blocks for name in request.hashes[: request.chain_blocks])
 
 
 def forget_tail(state: SchedulerState, request: Request) -> None:

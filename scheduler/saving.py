@@ -31,7 +31,7 @@ def plan_saves(state: SchedulerState, draft: Draft) -> None:
     if kv is None or state.index.stopped is not None:
         return
     num_savers = 0
-    for number in state.unsaved:
+    for number in sorted(state.unsaved, key=lambda number: number not in state.pausing):
         request = state.requests[number]
         if request.failure is not None:
             continue  # what a failed row holds is not to be believed

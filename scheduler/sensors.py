@@ -16,6 +16,7 @@ from journal import events
 from journal.events import Fact
 from journal.tokens import SideRows, StepTokens
 from scheduler.clock import Clock, SystemClock
+from scheduler.deadlines import deadline_ns
 from scheduler.engine.base import (
     ChunkDone,
     EngineDied,
@@ -28,7 +29,6 @@ from scheduler.engine.base import (
     RowTokens,
     StepDone,
 )
-from scheduler.eviction import deadline_ns
 from scheduler.evolve import is_decoding
 from scheduler.known import KnownRequests
 from scheduler.kvcache.naming import BlockNamer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from journal import events
 from journal.events import AnyEvent, KvLimits
 from scheduler import effects
-from scheduler.eviction import deadline_ns
+from scheduler.deadlines import deadline_ns
 from scheduler.prefix import block_bytes, state_bytes
 from tests.property import fake_world
 from tests.property.fake_world import CEILING, HEAVY_MODEL, LIMITS, MODEL, NARROW, Setup, World

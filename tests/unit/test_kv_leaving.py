@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from journal import events
+from scheduler.deadlines import deadline_ns
 from scheduler.effects import RemoveFiles
-from scheduler.eviction import MAX_EVICTED, deadline_ns
+from scheduler.eviction import MAX_EVICTED
 from scheduler.prefix import change
 from tests.unit.core_driver import LIMITS
 from tests.unit.kv_driver import (

@@ -5,7 +5,7 @@ import pytest
 
 from journal import events
 from scheduler.admission import MAX_ADMISSIONS
-from scheduler.eviction import deadline_ns
+from scheduler.deadlines import deadline_ns
 from tests.unit.core_driver import only
 from tests.unit.kv_driver import (
     BLOCK,

@@ -32,6 +32,10 @@ CORE = tuple(
         "usage",
         "holding",
         "readings",
+        "pausing",
+        "relief",
+        "resuming",
+        "deadlines",
     )
 )
 

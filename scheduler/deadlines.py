@@ -1,0 +1,41 @@
+"""When time itself must act: what the sensor of time is told by the state."""
+
+from collections.abc import Iterator
+
+from scheduler.eviction import leave_disk
+from scheduler.resuming import waited_until_ns, waits_for_others
+from scheduler.saving import kv_of
+from scheduler.state import SchedulerState
+
+
+def deadline_ns(state: SchedulerState) -> int | None:
+    """The next time at which a decision is due though nothing happens, or nothing."""
+    return min(deadlines(state), default=None)
+
+
+def deadlines(state: SchedulerState) -> Iterator[int]:
+    """All of them: now, while a bounded decision left blocks that must go; when a wait for blocks
+    ends; when the oldest request is too old; when a wait for other programs ends.
+    """
+    kv = kv_of(state)
+    if kv is not None:
+        if state.index.bad or leave_disk(state, kv):
+            yield state.now_ns
+        yield from (until for until in deferrals(state) if until > state.now_ns)
+    if state.limits is not None and state.limits.max_age_ns and state.requests:
+        oldest = next(iter(state.requests.values()))
+        yield oldest.received_ns + state.limits.max_age_ns
+    number = waits_for_others(state)
+    if number is not None:
+        yield waited_until_ns(state, state.requests[number])
+
+
+def deferrals(state: SchedulerState) -> Iterator[int]:
+    """Until when requests at the head of the queue are deferred. Behind the first that is not,
+    nobody can get in before it does.
+    """
+    for number in state.waiting:
+        until_ns = state.requests[number].deferred_until_ns
+        if until_ns == 0:
+            return
+        yield until_ns

@@ -1,0 +1,273 @@
+"""Holding a request: who is asked to, how a pause comes to its end, and what is done when it
+cannot be saved.
+
+Helpers of `decide`, and as pure.
+"""
+
+from itertools import islice
+from typing import Literal
+
+from journal import events
+from journal.events import Decision
+from scheduler.draft import Draft, Reason, model_of
+from scheduler.prefix import block_bytes, is_tail, state_bytes
+from scheduler.request import Phase, Request
+from scheduler.saving import disk_room_bytes, kv_of
+from scheduler.state import SchedulerState
+from scheduler.usage import row_now_bytes
+
+MAX_ADVANCED = 8
+"""Pauses that one step brings to their end at most."""
+
+DropReason = Literal["disk_full", "io_error", "not_taken", "not_saved", "alone"]
+
+
+def hold_by_hand(state: SchedulerState, draft: Draft) -> None:
+    """What an operator wants held. One that waits keeps its tokens, and has nothing to save; one
+    that is being filled again is held as it was before.
+    """
+    for number in state.holds:
+        request = state.requests[number]
+        if number in draft.ended or (number in state.arrivals and number not in draft.queued):
+            continue
+        if request.phase is Phase.WAITING:
+            draft.queued.pop(number, None)
+            draft.ended.add(number)
+            draft.decisions.append(paused(state, draft, request, "operator"))
+        elif request.phase is Phase.RESUMING:
+            draft.ended.add(number)
+            draft.decisions.append(paused(state, draft, request, "operator"))
+        else:
+            start_pause(state, draft, request, "operator", rank=0, num_candidates=0)
+
+
+def start_pause(
+    state: SchedulerState,
+    draft: Draft,
+    request: Request,
+    reason: Reason,
+    *,
+    rank: int,
+    num_candidates: int,
+) -> None:
+    """The intent: the row leaves the batch, and what disk lacks of it is saved."""
+    draft.pausing[request.number] = reason
+    draft.decisions.append(
+        events.PauseStarted(
+            request_id=request.request_id,
+            number=request.number,
+            reason=reason,
+            usage_bytes=state.memory.usage_bytes,
+            ceiling_bytes=state.memory.ceiling_bytes,
+            rank=rank,
+            num_candidates=num_candidates,
+            frees_bytes=row_now_bytes(state, request),
+            unsaved_bytes=unsaved_bytes(state, request),
+            num_cached_tokens=cached_tokens(request, draft),
+            num_output_tokens=request.num_output_tokens,
+        )
+    )
+
+
+def cached_tokens(request: Request, draft: Draft) -> int:
+    """What the row holds, after this step's commits."""
+    return draft.committed.get(request.number, request.num_cached_tokens)
+
+
+def num_full_blocks(state: SchedulerState, request: Request, num_tokens: int) -> int:
+    """Whole blocks among the first tokens of a request, as far as they have names."""
+    kv = kv_of(state)
+    return 0 if kv is None else min(num_tokens // kv.block_tokens, len(request.hashes))
+
+
+def unsaved_bytes(state: SchedulerState, request: Request) -> int:
+    """What a pause would have to write: whole blocks that disk lacks, the positions behind them,
+    and the state.
+    """
+    kv, model = kv_of(state), model_of(state)
+    if kv is None:
+        return row_now_bytes(state, request)
+    cached = request.num_cached_tokens
+    tail = cached - num_full_blocks(state, request, cached) * kv.block_tokens
+    blocks = len(request.unsaved) * block_bytes(model, kv)
+    return blocks + tail * model.kv_bytes_per_token + state_bytes(model)
+
+
+# Towards the end of a pause
+
+
+def advance_pauses(state: SchedulerState, draft: Draft) -> None:
+    """Each pause goes one stage on: the tail is saved once all whole blocks are on their way, and
+    the chain pinned once all of it is durable.
+    """
+    reasons: dict[int, Reason] = {n: reason_of(state.requests[n]) for n in state.pausing}
+    for number, because in islice((reasons | draft.pausing).items(), MAX_ADVANCED):
+        if number not in draft.ended:
+            advance(state, draft, state.requests[number], because)
+
+
+def advance(state: SchedulerState, draft: Draft, request: Request, because: Reason) -> None:
+    """The next stage of one pause, if it can be taken now."""
+    if is_at_work(state, draft, request):
+        return
+    reason = why_not_saved(state, draft, request)
+    if reason is not None:
+        drop(state, draft, request, reason, because)
+    elif request.tail_planned:
+        pin(state, draft, request)
+    elif not missing(state, draft, request) and not has_old_tail(state, request):
+        plan_tail(state, draft, request)
+
+
+def is_at_work(state: SchedulerState, draft: Draft, request: Request) -> bool:
+    """Whether the engine is still feeding a chunk to the row, or filling it."""
+    chunk = state.chunk
+    feeds = chunk is not None and chunk.number == request.number
+    return request.restoring or (feeds and request.number not in draft.committed)
+
+
+def missing(state: SchedulerState, draft: Draft, request: Request) -> list[str]:
+    """The whole blocks of the row that are neither on disk nor on their way there."""
+    index = state.index
+    num_blocks = num_full_blocks(state, request, cached_tokens(request, draft))
+    there = (index.blocks, index.writing, draft.saving)
+    return [
+        name for name in request.hashes[:num_blocks] if not any(name in names for names in there)
+    ]
+
+
+def has_old_tail(state: SchedulerState, request: Request) -> bool:
+    """Whether the file of an earlier tail is still to be unlinked: its name may come again."""
+    return any(is_tail(name) and name.startswith(request.request_id) for name in state.index.bad)
+
+
+def why_not_saved(state: SchedulerState, draft: Draft, request: Request) -> DropReason | None:
+    """Why the row's KV cannot come to disk; null while it can."""
+    kv, index = kv_of(state), state.index
+    if kv is None and request.saved_tokens < 0:
+        return "not_saved"
+    if request.save_failure is not None:
+        return save_failure(request)
+    if request.tail_planned or kv is None:
+        return None
+    if index.stopped is not None:
+        return "disk_full" if index.stopped == "disk_full" else "io_error"
+    names = missing(state, draft, request)
+    unsaved = {request.hashes[number] for number in request.unsaved}
+    if request.number not in draft.committed and any(name not in unsaved for name in names):
+        return "not_saved"
+    nothing_moves = not index.writing_bytes and not index.order and not draft.saving_bytes
+    if nothing_moves and disk_room_bytes(state, draft, kv) < unsaved_bytes(state, request):
+        return "not_saved"
+    return None
+
+
+def save_failure(request: Request) -> DropReason:
+    """The failure of its tail, as the reason of a drop."""
+    match request.save_failure:
+        case "disk_full" | "io_error" | "not_taken" as reason:
+            return reason
+        case _:
+            raise AssertionError(f"{request.request_id} failed to be saved: {request.save_failure}")
+
+
+def plan_tail(state: SchedulerState, draft: Draft, request: Request) -> None:
+    """All whole blocks are saved or on their way: what is behind them follows."""
+    kv = kv_of(state)
+    assert kv is not None, "without saved KV a row is dropped"
+    num_blocks = num_full_blocks(state, request, cached_tokens(request, draft))
+    draft.decisions.append(
+        events.TailSavePlanned(
+            request_id=request.request_id,
+            number=request.number,
+            tail_start=num_blocks * kv.block_tokens,
+        )
+    )
+
+
+def pin(state: SchedulerState, draft: Draft, request: Request) -> None:
+    """The chain is pinned in the step that ends the row, once every part of it is durable."""
+    if request.saved_tokens != request.num_cached_tokens:
+        return  # the tail, or the token of the step that was under way, is still to come
+    names = request.hashes[: request.chain_blocks]
+    if not all(name in state.index.blocks for name in names):
+        if any(is_lost(state, draft, request, name) for name in names):
+            drop(state, draft, request, "not_saved", reason_of(request))
+        return
+    draft.pinned = True
+    draft.decisions.append(
+        events.ChainPinned(
+            request_id=request.request_id,
+            number=request.number,
+            num_blocks=len(names),
+            last_hash=names[-1] if names else "",
+            tail_bytes=request.tail_bytes,
+            num_tokens=request.saved_tokens,
+        )
+    )
+    draft.decisions.append(paused(state, draft, request, reason_of(request)))
+    draft.ended.add(request.number)
+
+
+def is_lost(state: SchedulerState, draft: Draft, request: Request, name: str) -> bool:
+    """Whether a block is not there, and will not come."""
+    index = state.index
+    comes = name in index.blocks or name in index.writing or name in draft.saving
+    has_row = request.number in state.admitted
+    return not comes and not (has_row and name in [request.hashes[n] for n in request.unsaved])
+
+
+def drop(
+    state: SchedulerState, draft: Draft, request: Request, reason: DropReason, because: Reason
+) -> None:
+    """The request is held with its tokens only: `because` is why it is held."""
+    draft.decisions += unpinned(request, "lost")
+    draft.decisions.append(
+        events.KvDropped(
+            request_id=request.request_id,
+            number=request.number,
+            reason=reason,
+            num_cached_tokens=cached_tokens(request, draft),
+        )
+    )
+    draft.decisions.append(paused(state, draft, request, because))
+    draft.ended.add(request.number)
+
+
+def reason_of(request: Request) -> Reason:
+    """Why a request is pausing or paused."""
+    match request.pause_reason:
+        case "high" | "emergency" | "no_room" | "operator" as reason:
+            return reason
+        case _:
+            raise AssertionError(f"{request.request_id} is held for {request.pause_reason}")
+
+
+def paused(state: SchedulerState, draft: Draft, request: Request, reason: Reason) -> Decision:
+    """The end of a pause. `had_row` tells the engine to let the row go."""
+    return events.RequestPaused(
+        request_id=request.request_id,
+        number=request.number,
+        reason=reason,
+        had_row=request.number in state.admitted,
+        num_cached_tokens=cached_tokens(request, draft),
+        num_output_tokens=request.num_output_tokens,
+    )
+
+
+def unpinned(request: Request, reason: Literal["resumed", "ended", "lost"]) -> list[Decision]:
+    """What the request holds on disk may go, if it holds anything."""
+    if not request.pins and not request.tail_bytes:
+        return []
+    return [
+        events.ChainUnpinned(
+            request_id=request.request_id,
+            number=request.number,
+            domain=request.pin_domain,
+            num_blocks=len(request.pins),
+            last_hash=next(reversed(request.pins), ""),
+            num_tokens=request.saved_tokens,
+            tail_bytes=request.tail_bytes,
+            reason=reason,
+        )
+    ]

@@ -1,0 +1,222 @@
+"""Who gets a row when there is room: what fits, held requests that go on, and what newcomers may
+take beside them.
+
+Helpers of `decide`, and as pure.
+"""
+
+from dataclasses import dataclass
+
+from journal import events
+from scheduler.draft import Draft, limits_of, model_of
+from scheduler.memory import row_bytes, rows_capacity_bytes
+from scheduler.pausing import unpinned
+from scheduler.prefix import Match, match, state_bytes
+from scheduler.request import Phase, Request
+from scheduler.saving import kv_of
+from scheduler.state import SchedulerState
+from scheduler.usage import firm_bytes, fixed_bytes, mark_bytes, memory_of, rows_bytes
+
+MAX_RESUMED = 2
+"""Held requests that begin to go on in one step at most."""
+
+
+# What fits
+
+
+def reserve_bytes(
+    state: SchedulerState, request: Request, max_tokens: int, num_cached_tokens: int
+) -> int:
+    """What is held for a row when it begins with so many tokens: `MemoryLimits.reserve` says how
+    far ahead. A row that is filled from disk takes room for all its known tokens at once.
+    """
+    limits = limits_of(state)
+    bound = request.num_prompt_tokens + max_tokens
+    known = request.num_known_tokens
+    if limits.memory is None or limits.memory.reserve == "bound":
+        return row_bytes(model_of(state), bound)
+    if limits.memory.reserve == "expected":
+        return row_bytes(model_of(state), min(bound, known + limits.memory.growth_tokens))
+    first = min(bound, num_cached_tokens + limits.chunk_tokens)
+    return row_bytes(model_of(state), max(first, known) if num_cached_tokens else first)
+
+
+def fits(state: SchedulerState, draft: Draft, need_bytes: int) -> bool:
+    """Whether a row of so many bytes has room now, beside those that this step has let in: under
+    the low mark, or, when nothing else is in the engine, under the ceiling.
+    """
+    limits = memory_of(state)
+    need_bytes += draft.added_bytes
+    if limits is None:
+        capacity = rows_capacity_bytes(model_of(state), limits_of(state))
+        in_use = state.reserved_bytes + state.index.writing_bytes
+        return capacity is None or in_use + need_bytes <= capacity
+    if num_rows(state, draft) == 0 and not state.leaving:
+        assert state.memory.ceiling_bytes is not None
+        return fixed_bytes(state) + rows_bytes(state) + need_bytes <= state.memory.ceiling_bytes
+    low = mark_bytes(state, limits.low_permille)
+    return not is_short(state) and firm_bytes(state) + need_bytes <= low
+
+
+def is_short(state: SchedulerState) -> bool:
+    """Whether usage is over a mark, or something is being done about it."""
+    return bool(state.memory.level or state.reliefs)
+
+
+def num_rows(state: SchedulerState, draft: Draft) -> int:
+    """Rows that are in the engine after this step so far."""
+    num_leaving = sum(number in draft.ended for number in state.admitted)
+    return len(state.admitted) - num_leaving + draft.num_added
+
+
+def is_crowded(state: SchedulerState, draft: Draft, request: Request, bound: int) -> bool:
+    """Whether the rows that are there leave no place for this one, whatever the memory."""
+    if num_rows(state, draft) == 0:
+        return False
+    limits = limits_of(state)
+    rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
+    tokens = sum(row.num_prompt_tokens + row.max_tokens for row in rows) + draft.added_tokens
+    max_rows = 1 if state.one_row_only else limits.max_rows
+    is_solo = request.solo or any(row.solo for row in rows)
+    is_full = num_rows(state, draft) >= max_rows
+    return is_solo or is_full or tokens + bound > limits.token_budget
+
+
+# Held requests that go on
+
+
+def head_of_paused(state: SchedulerState, draft: Draft) -> Request | None:
+    """The held request that goes on next: in the order of their first admission, those that an
+    operator holds or that this server cannot run left out.
+    """
+    for number in state.paused:
+        request = state.requests[number]
+        if number not in draft.ended and not request.hold and request.held_reason is None:
+            return request
+    return None
+
+
+def resume(state: SchedulerState, draft: Draft) -> None:
+    """Rows that have been filled go on; then those get one whose turn it is and for whom there is
+    room.
+    """
+    for number in state.admitted:
+        request = state.requests[number]
+        if request.phase is Phase.RESUMING and not request.restoring and number not in draft.ended:
+            go_on(draft, request, request.num_cached_tokens)
+    if not state.engine_ready or state.stopping:
+        return
+    for number in state.paused:
+        request = state.requests[number]
+        if number in draft.ended or request.hold or request.held_reason is not None:
+            continue
+        if draft.num_resumed == MAX_RESUMED or not begin(state, draft, request):
+            return
+
+
+def go_on(draft: Draft, request: Request, num_cached_tokens: int) -> None:
+    """The row is what the request was; what of it is lost is fed again. Nothing stays pinned."""
+    draft.decisions.append(
+        events.RequestResumed(
+            request_id=request.request_id,
+            number=request.number,
+            num_cached_tokens=num_cached_tokens,
+            num_lost_tokens=max(0, request.resuming_tokens - num_cached_tokens),
+        )
+    )
+    draft.decisions += unpinned(request, "resumed")
+    draft.admitted.append(request)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a held request goes on from."""
+
+    num_blocks: int
+    num_tokens: int
+    num_memory_tokens: int
+    has_tail: bool
+    because: str
+
+
+def start_of(state: SchedulerState, request: Request) -> Start:
+    """Its own chain while that is whole, else the longest prefix that is on disk."""
+    names = request.hashes[: request.chain_blocks]
+    index = state.index
+    stateful = state_bytes(model_of(state)) > 0
+    needs_tail = stateful or request.saved_tokens > request.tail_start
+    has_tail = request.tail_bytes > 0
+    kv = kv_of(state)
+    if kv is None or request.saved_tokens == 0:
+        return Start(0, 0, 0, has_tail=False, because="off" if kv is None else "whole")
+    is_whole = request.saved_tokens > 0 and all(name in index.blocks for name in names)
+    if is_whole and (has_tail or not needs_tail):
+        hot = sum(name in index.hot for name in names) * kv.block_tokens
+        return Start(len(names), request.saved_tokens, hot, has_tail, "whole")
+    found: Match = match(index, request.hashes, request.num_known_tokens, kv.block_tokens, stateful)
+    return Start(found.num_blocks, found.num_tokens, found.num_memory_tokens, False, found.because)
+
+
+def begin(state: SchedulerState, draft: Draft, request: Request) -> bool:
+    """The held request gets a row, if there is room; its bytes are reserved from here on."""
+    number = request.number
+    bound = request.num_prompt_tokens + request.max_tokens
+    if number in state.leaving or is_crowded(state, draft, request, bound):
+        return False
+    start = start_of(state, request)
+    need_bytes = reserve_bytes(state, request, request.max_tokens, start.num_tokens)
+    if not fits(state, draft, need_bytes):
+        return False
+    num_others = num_rows(state, draft)
+    draft.decisions.append(
+        events.ResumeStarted(
+            request_id=request.request_id,
+            number=number,
+            num_known_tokens=request.num_known_tokens,
+            num_cached_tokens=start.num_tokens,
+            reserved_bytes=need_bytes,
+            in_use_bytes=rows_bytes(state) + draft.added_bytes,
+            ceiling_bytes=state.memory.ceiling_bytes,
+            num_admitted=num_others,
+            solo=request.solo or num_others == 0,
+            num_blocks=start.num_blocks,
+            has_tail=start.has_tail,
+            num_memory_tokens=start.num_memory_tokens,
+            num_disk_tokens=start.num_tokens - start.num_memory_tokens,
+            parted_because=start.because,
+            held_ns=state.now_ns - request.paused_ns,
+        )
+    )
+    draft.num_resumed += 1
+    draft.num_added += 1
+    draft.added_bytes += need_bytes
+    draft.added_tokens += bound
+    if start.num_tokens == 0:
+        go_on(draft, request, 0)
+    return True
+
+
+# Waiting for other programs
+
+
+def waits_for_others(state: SchedulerState) -> int | None:
+    """The number of the request that would be next, while nothing is in the engine and the ceiling,
+    which follows what other programs leave, is too low for it.
+    """
+    limits = memory_of(state)
+    if limits is None or not limits.is_auto or state.admitted or state.leaving:
+        return None
+    if not state.engine_ready or state.stopping:
+        return None
+    for number in state.paused:
+        request = state.requests[number]
+        if not request.hold and request.held_reason is None:
+            return number
+    return state.waiting[0] if state.waiting else None
+
+
+def waited_until_ns(state: SchedulerState, request: Request) -> int:
+    """Until when it may wait: some time after anything went on last."""
+    limits = memory_of(state)
+    assert limits is not None
+    since_ns = max(state.progress_ns, request.received_ns, request.paused_ns)
+    return since_ns + limits.wait_limit_ns
