@@ -55,6 +55,7 @@ def decide(state: SchedulerState) -> list[Decision]:
         use_engine(state, draft)
     else:
         change_batch(state, draft)
+        advance_pauses(state, draft)
     if state.index.bad:
         draft.decisions += send_bad(state)
     takes_blocks = draft.admitted or draft.committed or draft.pinned or draft.num_resumed
@@ -71,6 +72,8 @@ def use_engine(state: SchedulerState, draft: Draft) -> None:
     if not draft.chunk_open:
         make_place_for_chunk(state, draft)
     change_batch(state, draft)
+    if state.pausing or draft.pausing:
+        advance_pauses(state, draft)
     if not draft.chunk_open:
         plan_chunk(state, draft)
 
@@ -81,8 +84,6 @@ def make_room(state: SchedulerState, draft: Draft) -> None:
         hold_by_hand(state, draft)
     if state.memory.level:
         relieve(state, draft)
-    if state.pausing or draft.pausing:
-        advance_pauses(state, draft)
     if state.paused or len(state.admitted) > len(state.batch_rows):
         resume(state, draft)
 

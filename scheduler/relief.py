@@ -12,7 +12,7 @@ from journal.events import MemoryLimits
 from scheduler.draft import Draft, Reason, model_of
 from scheduler.holding import order_of
 from scheduler.memory import row_bytes, size_text
-from scheduler.pausing import advance_pauses, drop, start_pause, unpinned, unsaved_bytes
+from scheduler.pausing import drop, start_pause, unpinned, unsaved_bytes
 from scheduler.request import Phase, Request
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
@@ -266,4 +266,3 @@ def make_place(state: SchedulerState, draft: Draft) -> None:
     victim = choose(state, rows, even_protected=True) if limits.pause and len(rows) > 1 else None
     if victim is not None:
         hold(state, draft, victim, "no_room")
-        advance_pauses(state, draft)
