@@ -1,0 +1,110 @@
+"""A small machine under pressure, in virtual time, and what must hold at the end of each story."""
+
+from collections.abc import Sequence
+from random import Random
+
+from journal.events import ModelFacts
+from scheduler.settings import Settings
+from scheduler.simulation.cost import DiskCost, EngineCost
+from scheduler.simulation.world import Asked, Machine, World
+from tests.loop_driver import settings_of
+
+S = 1_000_000_000
+LIMIT_NS = 3_600 * S
+BLOCK = 16
+TOKEN_BYTES = 1_000
+WEIGHTS_BYTES = 1_000_000
+CHUNK = 128
+TRANSIENT_BYTES = 100
+
+ENGINE = EngineCost(
+    token_ns=100_000,
+    attend_ps=20_000,
+    weights_ns=4_000_000,
+    read_ps=2_000_000,
+    row_ns=500_000,
+    copy_ns=50_000,
+)
+DISK = DiskCost(write_bytes_per_s=40_000_000, read_bytes_per_s=40_000_000, flush_ns=2_000_000)
+
+
+def facts_of(state_bytes: int = 0) -> ModelFacts:
+    """A model of a megabyte, with a kilobyte of keys and values for a token."""
+    return ModelFacts(
+        name="simulated",
+        fingerprint="5" * 64,
+        context_tokens=8_192,
+        weights_bytes=WEIGHTS_BYTES,
+        kv_bytes_per_token=TOKEN_BYTES,
+        kv_step_tokens=BLOCK,
+        window_layers=(),
+        state_bytes=state_bytes,
+        transient_bytes_per_token=TRANSIENT_BYTES,
+    )
+
+
+def machine_of(state_bytes: int = 0) -> Machine:
+    return Machine(facts_of(state_bytes), ENGINE, DISK)
+
+
+def room_for(num_tokens: int, state_bytes: int = 0, num_rows: int = 1) -> int:
+    """A ceiling under which rows of so many tokens together stay below the low mark."""
+    rows_bytes = num_tokens * TOKEN_BYTES + num_rows * (state_bytes + BLOCK * TOKEN_BYTES)
+    return (WEIGHTS_BYTES + CHUNK * TRANSIENT_BYTES + rows_bytes) * 100 // 79
+
+
+def settings_under(ceiling_bytes: int, **overrides: object) -> Settings:
+    """Settings of a small server below this ceiling, which keeps nothing in memory."""
+    small: dict[str, object] = {
+        "memory__ceiling": ceiling_bytes,
+        "scheduler__chunk_tokens": CHUNK,
+        "scheduler__chunk_tokens_beside_rows": BLOCK,
+        "kv__block_tokens": BLOCK,
+        "kv__memory_bytes": 0,
+        "kv__writing_bytes": 400_000,
+        "kv__max_bytes": 10**9,
+        "kv__reserve_bytes": 0,
+        "fake__turn_tokens": 0,
+        "fake__context_tokens": 8_192,
+    }
+    return settings_of(**(small | overrides))
+
+
+def play(world: World, requests: Sequence[Asked]) -> World:
+    """Asks all of it, and goes on until nothing is left to do."""
+    for asked in requests:
+        world.ask(asked)
+    world.run(LIMIT_NS)
+    return world
+
+
+def assert_ended_well(world: World) -> None:
+    """Each request that was taken has ended, with the tokens that it would have got undisturbed;
+    nothing is left of any; and every step is decided the same again.
+    """
+    state = world.state
+    assert not state.requests
+    assert not world.hub.open
+    assert not world.engine.rows
+    assert (state.reserved_bytes, state.reserved_tokens, state.leaving) == (0, 0, {})
+    assert not state.paused
+    assert not state.index.tails
+    assert all(not (b.leases or b.pins) for b in state.index.blocks.values())
+    for request_id, stream in world.streams.items():
+        expected = world.expected_tokens(request_id, len(stream.tokens))
+        assert stream.tokens == expected, f"{request_id} has other tokens"
+    assert world.divergences() == []
+
+
+def prompts_of(random: Random, num_requests: int, most_tokens: int) -> list[Asked]:
+    """Requests of any size up to a bound, which come at any time of the first seconds."""
+    return [
+        Asked(
+            num_prompt_tokens=random.randint(1, most_tokens),
+            max_tokens=random.randint(1, 200),
+            at_ns=random.randrange(3 * S),
+            ends_turn=random.random() < 0.3,
+            shares=random.choice((0, 0, BLOCK * random.randint(1, 20))),
+        )
+        for _ in range(num_requests)
+    ]
