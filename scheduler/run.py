@@ -29,6 +29,7 @@ from scheduler.kvcache.fake_codec import FakeCodec
 from scheduler.kvcache.naming import KeyDamaged
 from scheduler.kvstore import KvStore
 from scheduler.loop import Loop, StopNow
+from scheduler.machine import MachineUnreadable
 from scheduler.memory import why_nothing_fits
 from scheduler.policy import POLICY_VERSION
 from scheduler.recovery import Recovered, code_digest
@@ -57,7 +58,8 @@ log = structlog.get_logger(__name__)
 class Exit:
     """Why the scheduler ended: the process's exit status, and one line for people if it is not 0.
 
-    0 clean, 1 a bug, 2 the model cannot be loaded, 3 the journal is broken, 4 the engine died.
+    0 clean, 1 a bug, 2 the model or the ceiling cannot be had, 3 the journal is broken, 4 the
+    engine died.
     """
 
     status: int
@@ -182,7 +184,7 @@ class Run:
         """The run, and how it ended."""
         try:
             self.serve()
-        except ModelError as error:
+        except (ModelError, MachineUnreadable) as error:
             return Exit(2, str(error))
         except EngineDeath as death:
             return Exit(2 if death.while_loading else 4, f"the engine died: {death}")
@@ -201,7 +203,8 @@ class Run:
                 return
             self.pause()
         description = self.description.result()
-        if why := why_nothing_fits(description.facts, self.settings.limits()):
+        limits = self.settings.limits(device_bytes=description.device_bytes)
+        if why := why_nothing_fits(description.facts, limits):
             raise ModelError(why)
         nonce = secrets.randbits(NONCE_BITS)
         self.engine = self.source.make_engine(description, nonce)
@@ -336,7 +339,7 @@ def server_started(settings: Settings, description: ModelDescription, nonce: int
     return ServerStarted(
         policy_version=POLICY_VERSION,
         code_digest=code_digest(),
-        limits=settings.limits(description.facts),
+        limits=settings.limits(description.facts, device_bytes=description.device_bytes),
         model=description.facts,
         engine_nonce=nonce,
         configuration=settings.configuration(),

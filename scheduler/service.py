@@ -233,7 +233,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     def _take_model(self, model: ModelDescription) -> None:
-        limits = self.settings.limits()
+        limits = self.settings.limits(device_bytes=model.device_bytes)
         self.served = ServedModel(model.name, model.tokenizer, model.facts, limits, model.blas)
         self._described.set()
 

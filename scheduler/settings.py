@@ -9,12 +9,11 @@ whole number of bytes or with a unit: GB is 10^9 bytes, GiB 2^30.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,21 +22,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from journal.events import KvLimits, Limits, ModelFacts
+from journal.events import KvLimits, Limits, MemoryLimits, ModelFacts
+from scheduler.machine import default_reserve_bytes, total_bytes
+from scheduler.overrides import explain, nested
+from scheduler.sizes import Ceiling, Size
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+NS_PER_MS = 10**6
+NS_PER_S = 10**9
 
 PREFIX = "FERMATA_"
 """Of the variables that are settings."""
@@ -49,27 +40,7 @@ class ConfigurationError(Exception):
     """A setting that cannot be used. The message names it and says what is allowed: one line."""
 
 
-def parse_size(value: object) -> object:
-    """Bytes from "48GB", "8GiB" or "1073741824". Anything but a text is left to the type's check.
-
-    Raises ValueError for a text that is no size.
-    """
-    if not isinstance(value, str):
-        return value
-    match = SIZE.fullmatch(value)
-    unit = UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"{value!r} is no size: write bytes, or a number with GB, GiB, MB or MiB")
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-
-
-def parse_ceiling(value: object) -> object:
-    """`auto` is no ceiling for now; anything else is a size."""
-    return None if value == "auto" else parse_size(value)
-
-
-Size = Annotated[int, BeforeValidator(parse_size)]
-Ceiling = Annotated[int | None, BeforeValidator(parse_ceiling)]
+Permille = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Group(BaseModel):
@@ -103,8 +74,10 @@ class SchedulerSettings(Group):
 
     `max_rows`: requests in the engine. `max_waiting`: the queue; one more is a 503.
     `token_budget`: prompt + max_tokens of all admitted requests, in tokens.
-    `chunk_tokens_beside_rows`: the chunk while other rows decode. `max_inbox`: arrivals that the
-    loop has not looked at yet; one more is a 503.
+    `chunk_tokens_beside_rows`: the chunk while other rows decode, until it is known how fast they
+    are. `gap_ms`: the time between two tokens of a row while others prefill, at most, and at least
+    twice its own step; 0: no such bound. `max_inbox`: arrivals that the loop has not looked at
+    yet; one more is a 503.
     """
 
     max_rows: int = Field(default=8, ge=1, le=256)
@@ -112,25 +85,105 @@ class SchedulerSettings(Group):
     token_budget: int = Field(default=2_000_000, ge=1)
     chunk_tokens: int = Field(default=2048, ge=1)
     chunk_tokens_beside_rows: int = Field(default=64, ge=1)
+    gap_ms: int = Field(default=250, ge=0)
     default_max_tokens: int = Field(default=16_384, ge=1)
     max_inbox: int = Field(default=1024, ge=1)
 
 
 class MemorySettings(Group):
-    """`ceiling`: bytes that weights, rows and one chunk may take together; `auto` is no ceiling."""
+    """How much memory is used, and what is done when it runs out.
 
-    ceiling: Ceiling = Field(default=None, ge=1)
+    `ceiling`: bytes that weights, rows and one chunk may take together. `auto` is what the device
+    recommends or the machine's memory less the reserve, whichever is less, and follows what other
+    programs leave; `none` is no ceiling, and nothing is measured.
+    `machine_reserve_bytes`: left to others with `auto`; null takes a tenth of the memory, at least
+    2 GB for a system with a few programs, at most a quarter where memory is small.
+
+    The marks are permille of the ceiling. `low_permille`: nobody is admitted or resumed beyond it.
+    `high_permille`: beyond it something is given back. `emergency_permille`: beyond it at once.
+    `hysteresis_permille`: a mark is left so far below it.
+    `act_limit_ms`: how long an action counts as done before its effect is measured.
+    `sample_ms`: between two readings while there is work; without, 5 s.
+    `pause`: whether a request may be held to give memory back.
+    `reserve`: what an admission reserves: all that the request may ever need (bound), its tokens
+    and `growth_tokens` of output (expected), or what it has and one chunk (chunk).
+    `min_progress_tokens`: a request that went on is not held again before so much output.
+    `wait_limit_s`: how long a request waits for memory that other programs hold.
+    """
+
+    ceiling: Ceiling = "auto"
+    machine_reserve_bytes: Size | None = Field(default=None, ge=0)
+    low_permille: Permille = 800
+    high_permille: Permille = 920
+    emergency_permille: Permille = 1000
+    hysteresis_permille: int = Field(default=40, ge=0, le=500)
+    act_limit_ms: int = Field(default=2000, ge=1)
+    sample_ms: int = Field(default=100, ge=10, le=10_000)
+    pause: bool = True
+    reserve: Literal["bound", "expected", "chunk"] = "expected"
+    growth_tokens: int = Field(default=1024, ge=1)
+    min_progress_tokens: int = Field(default=64, ge=0)
+    wait_limit_s: int = Field(default=600, ge=1)
+
+    @model_validator(mode="after")
+    def check_marks(self) -> "MemorySettings":
+        """The marks must be in their order, and each be left above 0."""
+        marks = self.low_permille, self.high_permille, self.emergency_permille
+        if not self.hysteresis_permille < marks[0] < marks[1] <= marks[2]:
+            raise ValueError(
+                "hysteresis_permille < low_permille < high_permille <= emergency_permille"
+                f" does not hold for {self.hysteresis_permille}, {marks[0]}, {marks[1]}, {marks[2]}"
+            )
+        return self
+
+    def reserve_bytes(self) -> int:
+        """What `auto` leaves to others."""
+        if self.machine_reserve_bytes is not None:
+            return self.machine_reserve_bytes
+        return default_reserve_bytes()
+
+    def ceiling_bytes(self, device_bytes: int | None) -> int | None:
+        """The ceiling at the start, null for none. Of `auto` it is a promise: readings make it
+        less, never more. `device_bytes` is what the device recommends as the most.
+        """
+        if self.ceiling != "auto":
+            return self.ceiling
+        ours_bytes = total_bytes() - self.reserve_bytes()
+        return max(1, ours_bytes if device_bytes is None else min(device_bytes, ours_bytes))
+
+    def limits(self) -> MemoryLimits | None:
+        """What the core reads of them; null without a ceiling."""
+        if self.ceiling is None:
+            return None
+        is_auto = self.ceiling == "auto"
+        return MemoryLimits(
+            low_permille=self.low_permille,
+            high_permille=self.high_permille,
+            emergency_permille=self.emergency_permille,
+            hysteresis_permille=self.hysteresis_permille,
+            act_limit_ns=self.act_limit_ms * NS_PER_MS,
+            reserve=self.reserve,
+            growth_tokens=self.growth_tokens,
+            min_progress_tokens=self.min_progress_tokens,
+            pause=self.pause,
+            is_auto=is_auto,
+            machine_reserve_bytes=self.reserve_bytes() if is_auto else 0,
+            wait_limit_ns=self.wait_limit_s * NS_PER_S,
+        )
 
 
 class RequestSettings(Group):
     """`retention_s`: how long tokens and parameters of an ended request are kept.
 
+    `max_age_s`: a request that is older is cancelled, whatever it does; 0: it may take as long as
+    it needs.
     `max_retries`: how often a row that failed is run again. `max_deaths`: a request that was in
     the engine at so many deaths of the server comes back alone, and after one more is given up.
     `max_lingering`: streams of ended requests that stay in memory for late readers.
     """
 
     retention_s: int = Field(default=86_400, ge=0)
+    max_age_s: int = Field(default=0, ge=0)
     max_retries: int = Field(default=2, ge=0, le=100)
     max_deaths: int = Field(default=2, ge=1, le=100)
     max_lingering: int = Field(default=256, ge=0)
@@ -262,8 +315,10 @@ class Settings(BaseSettings):
         del dotenv_settings, file_secret_settings  # neither is a source here
         return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
 
-    def limits(self, model: ModelFacts | None = None) -> Limits:
-        """What `decide` reads, in the form that the journal records; `kv` needs the model."""
+    def limits(self, model: ModelFacts | None = None, *, device_bytes: int | None = None) -> Limits:
+        """What `decide` reads, in the form that the journal records; `kv` needs the model, and an
+        automatic ceiling what the model's device recommends as the most, where it does.
+        """
         return Limits(
             max_rows=self.scheduler.max_rows,
             max_waiting=self.scheduler.max_waiting,
@@ -271,10 +326,13 @@ class Settings(BaseSettings):
             chunk_tokens=self.scheduler.chunk_tokens,
             chunk_tokens_beside_rows=self.scheduler.chunk_tokens_beside_rows,
             default_max_tokens=self.scheduler.default_max_tokens,
-            ceiling_bytes=self.memory.ceiling,
+            ceiling_bytes=self.memory.ceiling_bytes(device_bytes),
             max_retries=self.requests.max_retries,
             max_deaths=self.requests.max_deaths,
             kv=None if model is None else self.kv.limits(model),
+            memory=self.memory.limits(),
+            gap_ns=self.scheduler.gap_ms * NS_PER_MS,
+            max_age_ns=self.requests.max_age_s * NS_PER_S,
         )
 
     def configuration(self) -> dict[str, Scalar]:
@@ -325,26 +383,3 @@ def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
                 f"variable {variable} names no setting: write {PREFIX}GROUP__NAME, "
                 f"as in {PREFIX}SCHEDULER__MAX_ROWS, or unset it"
             )
-
-
-def nested(overrides: Mapping[str, object]) -> dict[str, object]:
-    """`{"server.port": 0}` as `{"server": {"port": 0}}`; a null is what was not given."""
-    values: dict[str, object] = {}
-    for name, value in overrides.items():
-        if value is None:
-            continue
-        group, dot, inner = name.partition(".")
-        if dot:
-            cast("dict[str, object]", values.setdefault(group, {}))[inner] = value
-        else:
-            values[name] = value
-    return values
-
-
-def explain(error: ValidationError) -> str:
-    """Each wrong setting by its full name, with what is allowed."""
-    return "; ".join(
-        f"setting {'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
-        f" (got {item['input']!r})"
-        for item in error.errors()
-    )

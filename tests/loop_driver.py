@@ -24,9 +24,9 @@ SAMPLING = SamplingParameters(seed=1)
 
 
 def settings_of(**overrides: object) -> Settings:
-    """Settings of a small server. Names are `group__name`."""
+    """Settings of a small server that no memory holds back. Names are `group__name`."""
     named = {name.replace("__", "."): value for name, value in overrides.items()}
-    return load_settings(overrides={"model": "fake", **named})
+    return load_settings(overrides={"model": "fake", "memory.ceiling": "none", **named})
 
 
 def expected_tokens(text: str, num_tokens: int, nonce: int = 1) -> list[int]:

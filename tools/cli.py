@@ -69,7 +69,7 @@ def serve(
         Path | None, typer.Option(envvar="FERMATA_STATE", help="The state folder.")
     ] = None,
     ceiling: Annotated[
-        str | None, typer.Option(help="The most memory to use, such as 48GB; or auto.")
+        str | None, typer.Option(help="The most memory to use, such as 48GB; auto or none.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
 ) -> None:

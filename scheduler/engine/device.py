@@ -39,6 +39,17 @@ def describe(setting: Setting) -> dict[str, str | float]:
     }
 
 
+def memory_bytes() -> int | None:
+    """The most memory that the GPU can well use: what Metal recommends, or what CUDA has in all.
+    Null without a GPU. Imports mlx, so the BLAS must have been chosen.
+    """
+    import mlx.core as mx
+
+    found = mx.device_info()
+    num_bytes = found.get("max_recommended_working_set_size") or found.get("total_memory")
+    return None if num_bytes is None else int(num_bytes)
+
+
 def main() -> int:
     """Prints the description, or one line on stderr that says why there is none."""
     try:

@@ -53,13 +53,15 @@ class ModelError(Exception):
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """A model before its weights are there. `facts` are estimates from its files; `blas` names the
-    matrix library that the engine will compute with.
+    matrix library that the engine will compute with; `device_bytes` is the most memory that its
+    device can well use, null where that is the machine's.
     """
 
     name: str
     tokenizer: Tokenizer
     facts: ModelFacts
     blas: str
+    device_bytes: int | None = None
 
 
 class ModelSource(Protocol):

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from scheduler.engine import builtin, description
+from scheduler.engine import builtin, description, device
 from scheduler.engine.blas import choose
 from scheduler.engine.fake import FakeSource
 from scheduler.engine.model import ModelDescription, ModelError, ModelSource
@@ -64,6 +64,7 @@ class MlxSource:
             tokenizer=tokenizer.load(folder, _end_of_turn_ids(files)),
             facts=facts,
             blas=blas,
+            device_bytes=device.memory_bytes(),
         )
 
     def load(self, description: ModelDescription) -> "LoadedModel":

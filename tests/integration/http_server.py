@@ -28,13 +28,16 @@ TIMEOUT_S = 20
 
 
 class RunningServer:
-    """Starts at once. `stop` ends it like a signal, and checks that its journal is decided again
-    with no difference.
+    """Starts at once; it has no ceiling unless it is given one. `stop` ends it like a signal, and
+    checks that its journal is decided again with no difference.
     """
 
     def __init__(self, folder: Path, source: ModelSource | None = None, **groups: object) -> None:
         self.folder = folder
-        self.settings = Settings.model_validate({"model": "fake", "state": folder, **groups})
+        quiet = {"memory": {"ceiling": "none"}}
+        self.settings = Settings.model_validate(
+            {"model": "fake", "state": folder, **quiet, **groups}
+        )
         self.source: ModelSource = source or FakeSource(self.settings.fake)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"

@@ -6,6 +6,8 @@ import pytest
 
 from scheduler.settings import ConfigurationError, load_settings
 
+GB = 10**9
+
 
 def test_the_command_line_wins_over_the_environment_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -29,8 +31,53 @@ def test_a_ceiling_is_a_size(text: str, size_bytes: int) -> None:
     assert settings.limits().ceiling_bytes == size_bytes
 
 
-def test_an_automatic_ceiling_is_none_for_now() -> None:
-    assert load_settings(overrides={"memory.ceiling": "auto"}).limits().ceiling_bytes is None
+def test_without_a_ceiling_nothing_of_memory_is_limited() -> None:
+    limits = load_settings(overrides={"memory.ceiling": "none"}).limits()
+    assert (limits.ceiling_bytes, limits.memory) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("ram_bytes", "device_bytes", "ceiling_bytes"),
+    [
+        (64 * GB, None, 576 * GB // 10),  # a tenth stays free
+        (64 * GB, 48 * GB, 48 * GB),  # the device recommends less
+        (64 * GB, 80 * GB, 576 * GB // 10),
+        (16 * GB, None, 14 * GB),  # at least 2 GB stay free
+        (4 * GB, None, 3 * GB),  # and at most a quarter
+    ],
+)
+def test_an_automatic_ceiling_is_the_machines(
+    monkeypatch: pytest.MonkeyPatch, ram_bytes: int, device_bytes: int | None, ceiling_bytes: int
+) -> None:
+    monkeypatch.setattr("scheduler.settings.total_bytes", lambda: ram_bytes)
+    monkeypatch.setattr("scheduler.machine.total_bytes", lambda: ram_bytes)
+    limits = load_settings().limits(device_bytes=device_bytes)
+    assert limits.ceiling_bytes == ceiling_bytes
+    assert limits.memory is not None
+    assert limits.memory.is_auto
+    assert limits.memory.machine_reserve_bytes == min(max(ram_bytes // 10, 2 * GB), ram_bytes // 4)
+
+
+def test_a_reserve_that_leaves_nothing_is_a_ceiling_of_nothing() -> None:
+    settings = load_settings(overrides={"memory.machine_reserve_bytes": "1000TB"})
+    assert settings.limits().ceiling_bytes == 1
+
+
+def test_limits_of_memory_are_in_the_units_of_the_core() -> None:
+    settings = load_settings(
+        overrides={
+            "memory.ceiling": "48GB",
+            "memory.act_limit_ms": 3,
+            "memory.wait_limit_s": 4,
+            "scheduler.gap_ms": 5,
+            "requests.max_age_s": 6,
+        }
+    )
+    limits = settings.limits()
+    assert limits.memory is not None
+    assert not limits.memory.is_auto
+    assert (limits.memory.act_limit_ns, limits.memory.wait_limit_ns) == (3_000_000, 4_000_000_000)
+    assert (limits.gap_ns, limits.max_age_ns) == (5_000_000, 6_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +85,12 @@ def test_an_automatic_ceiling_is_none_for_now() -> None:
     [
         ("memory.ceiling", "48 apples"),
         ("memory.ceiling", "0"),
+        ("memory.ceiling", True),
+        ("memory.ceiling", 1.5),
+        ("memory", {"low_permille": 920}),
+        ("memory", {"high_permille": 1000, "emergency_permille": 999}),
+        ("memory", {"hysteresis_permille": 300, "low_permille": 300}),
+        ("memory.sample_ms", 0),
         ("server.port", 70_000),
         ("scheduler.max_rows", 0),
         ("scheduler.max_rws", 1),
