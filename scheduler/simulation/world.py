@@ -14,16 +14,18 @@ from functools import partial
 from random import Random
 from typing import cast
 
+from msgspec.structs import replace
+
 from journal import events
 from journal.database import Durability
-from journal.events import Decision, Fact, ModelFacts, Record
+from journal.events import Decision, Fact, MemoryLimits, ModelFacts, Record
 from journal.journal import Journal
 from journal.memory import MemoryJournal
 from journal.tokens import NO_ROWS, SideRows
+from scheduler.deadlines import deadline_ns
 from scheduler.engine.fake_row import fake_token, prompt_digest
 from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
 from scheduler.engine.model import ModelDescription
-from scheduler.eviction import deadline_ns
 from scheduler.invariants import check
 from scheduler.kvstore import KvStore
 from scheduler.loop import Loop
@@ -41,6 +43,22 @@ from scheduler.streams import Arrival, RequestStream
 
 SAMPLE_NS = 100_000_000
 """Between two readings of memory while there are requests."""
+
+
+MEMORY = MemoryLimits(
+    low_permille=800,
+    high_permille=920,
+    emergency_permille=1000,
+    hysteresis_permille=40,
+    act_limit_ns=2_000_000_000,
+    reserve="expected",
+    growth_tokens=256,
+    min_progress_tokens=16,
+    pause=True,
+    is_auto=False,
+    machine_reserve_bytes=0,
+    wait_limit_ns=600_000_000_000,
+)
 
 
 class Stuck(Exception):
@@ -105,6 +123,7 @@ class World:
     seed: int = 0
     race: int = 0
     checks: bool = True
+    memory: MemoryLimits | None = MEMORY
     records: Counter[str] = field(default_factory=Counter[str])
     ended_ns: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -143,7 +162,7 @@ class World:
         self.engine.held_elsewhere = self.store.held_bytes
         description = ModelDescription(facts.name, FakeTokenizer(), facts, blas="none")
         started = server_started(self.settings, description, self.nonce)
-        self.loop.begin(with_memory(started), self.engine, cast("KvStore", self.store))
+        self.loop.begin(with_memory(started, self.memory), self.engine, cast("KvStore", self.store))
         self.sampled_ns = self.timeline.now_ns
 
     def crash(self) -> None:
@@ -313,5 +332,9 @@ def arrival_of(request_id: str, prompt: "array[int]", asked: Asked, seed: int) -
     return Arrival(request_id, None, "completions", True, prompt, asked.max_tokens, parameters)
 
 
-def with_memory(started: events.ServerStarted) -> events.ServerStarted:
-    return started
+def with_memory(started: events.ServerStarted, memory: MemoryLimits | None) -> events.ServerStarted:
+    """The run's limits, where the settings have none of memory."""
+    limits = started.limits
+    if limits.memory is not None or limits.ceiling_bytes is None:
+        return started
+    return replace(started, limits=replace(limits, memory=memory))
