@@ -273,12 +273,15 @@ class Run:
         return min(self.upkeep.wait_s(), max(0, due_ns - now_ns) / 1e9)
 
     def is_over(self) -> bool:
-        """Whether a stop has come to its end: it is recorded, and the engine is empty, the limit
-        has passed, or somebody is in a hurry.
+        """Whether a stop has come to its end: it is recorded, and the engine and the writers are
+        empty, the limit has passed, or somebody is in a hurry.
+
+        A block whose end the journal has not seen is nobody's at the next start, and swept.
         """
         if not self.state.stopping:
             return False
-        return not self.state.admitted or self.stop_now.is_set() or self.drain_is_over()
+        is_empty = not self.state.admitted and not self.state.index.writing_bytes
+        return is_empty or self.stop_now.is_set() or self.drain_is_over()
 
     def drain_is_over(self) -> bool:
         return (

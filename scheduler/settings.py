@@ -52,8 +52,9 @@ class Group(BaseModel):
 class ServerSettings(Group):
     """The server as its clients meet it.
 
-    `drain_limit_ms`: how long a clean stop lets rows in the engine go on. `heartbeat_form`: what
-    keeps a silent stream alive (native: an event of the protocol, comment: an SSE comment, off).
+    `drain_limit_ms`: how long a clean stop lets rows in the engine go on, and waits for blocks that
+    are being saved. `heartbeat_form`: what keeps a silent stream alive (native: an event of the
+    protocol, comment: an SSE comment, off).
     `ready_limit_ms`: the age of the last step beyond which /ready says 503 while work waits.
     `prepare_limit_ms`: how long a request's headers wait for the tokenizer at a start.
     """
