@@ -16,7 +16,9 @@ from journal.statements import INSERT_BLOCK
 
 
 class BlockRow(msgspec.Struct, kw_only=True):
-    """A row of `block`: one on disk, or, without `saved_ns`, on its way there."""
+    """A row of `block`: one on disk, or, without `saved_ns`, on its way there. Its state may be on
+    disk first: files are written side by side.
+    """
 
     hash: str
     domain: str
@@ -55,7 +57,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class NotSaved:
-    """A block that was planned did not come to be."""
+    """A block that was planned did not come to be. It stays on its way while its state is there."""
 
     hash: str
 
@@ -108,10 +110,10 @@ def statement_of(change: BlockChange) -> tuple[str, tuple[object, ...]]:
             )
             return statement, (num_bytes, at_ns, at_ns, name)
         case StateSaved(name, num_bytes):
-            statement = "UPDATE block SET state_bytes = ? WHERE hash = ? AND saved_ns IS NOT NULL"
-            return statement, (num_bytes, name)
+            return "UPDATE block SET state_bytes = ? WHERE hash = ?", (num_bytes, name)
         case NotSaved(name):
-            return "DELETE FROM block WHERE hash = ? AND saved_ns IS NULL", (name,)
+            statement = "DELETE FROM block WHERE hash = ? AND saved_ns IS NULL AND state_bytes = 0"
+            return statement, (name,)
         case Gone(name):
             return "DELETE FROM block WHERE hash = ? AND saved_ns IS NOT NULL", (name,)
         case StateGone(name):
@@ -149,16 +151,18 @@ def _apply_to(
     row: BlockRow,
     change: Saved | StateSaved | NotSaved | Gone | StateGone,
 ) -> None:
-    is_saved = row.saved_ns is not None
     match change:
         case Saved(_, num_bytes, at_ns):
             row.block_bytes = num_bytes
             row.saved_ns = row.saved_ns or at_ns
             row.last_use_ns = row.last_use_ns or at_ns
         case StateSaved(_, num_bytes):
-            row.state_bytes = num_bytes if is_saved else row.state_bytes
-        case NotSaved() | Gone():
-            if is_saved == isinstance(change, Gone):
+            row.state_bytes = num_bytes
+        case NotSaved():
+            if row.saved_ns is None and not row.state_bytes:
+                del blocks[row.hash]
+        case Gone():
+            if row.saved_ns is not None:
                 del blocks[row.hash]
         case StateGone():
             row.state_bytes = 0

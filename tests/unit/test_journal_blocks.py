@@ -92,6 +92,23 @@ def test_the_state_at_a_blocks_end_comes_and_goes(both: Both) -> None:
     assert both.facts(bad)[B].state_bytes == 0
 
 
+def test_a_state_may_be_there_before_its_block(both: Both) -> None:
+    row = both("save", C, 50, "state")[C]
+    assert (row.saved_ns, row.block_bytes, row.state_bytes) == (None, 0, 50)
+    row = both("save", C, 300)[C]
+    assert (row.saved_ns, row.block_bytes, row.state_bytes) == (row.last_use_ns, 300, 50)
+
+
+def test_a_state_is_known_while_its_block_is_tried_again(both: Both) -> None:
+    both("save", C, 50, "state")
+    failed = BlockSaveFailed(hash=C, part="block", reason="disk_full", detail="")
+    assert both.facts(failed)[C].state_bytes == 50
+    both("plan_blocks", 1, [A, B, C])
+    assert both("save", C, 300)[C].state_bytes == 50
+    dropped = BlocksEvicted(domain=KV_DOMAIN, hashes=(), states=(C,), freed_bytes=0, reason="bad")
+    assert both("commit", [received(2)], [dropped])[C].state_bytes == 0
+
+
 def test_a_save_that_fails_leaves_nothing(both: Both) -> None:
     failed = BlockSaveFailed(hash=C, part="block", reason="disk_full", detail="")
     assert set(both.facts(failed)) == {A, B}
