@@ -130,8 +130,9 @@ class Loop:
 
     def receive(self, collected: Collected) -> None:
         """Keeps what the committed facts brought beside their counts: prompts, output tokens."""
+        state = self.state
         for arrival in collected.arrivals:
-            number = self.state.numbers.get(arrival.request_id)
+            number = state.numbers.get(arrival.request_id)
             if number is not None:
                 self.known.add(
                     KnownRequest(
@@ -142,6 +143,10 @@ class Loop:
                         parameters=arrival.parameters,
                     )
                 )
+        if collected.arrivals:
+            for fact in collected.facts:
+                if isinstance(fact, events.RequestReceived) and fact.number not in state.requests:
+                    self.sensors.names.forget(fact.number)  # refused, or gone by now
         for row in collected.rows:
             if row.token_ids:
                 self.known.append(row.number, row.token_ids)

@@ -182,6 +182,8 @@ class Sensors:
         if isinstance(item, Arrival):
             fact = received(item, state, len(collected.arrivals))
             collected.arrivals.append(item)
+            if not may_fit(item, state):
+                return [fact]  # it is refused: nothing of it is named
             return [fact, *self.names.of_arrival(item, fact.number)]
         self.wishes.discard(key_of(item.fact))
         if isinstance(item.fact, events.ClearRequested):
@@ -255,6 +257,11 @@ def take(waiting: deque[T], collected: Collected, to_facts: Callable[[T], Iterab
 def is_among(request_id: str, arrivals: list[Arrival]) -> bool:
     """Whether the request arrives in this very step."""
     return any(arrival.request_id == request_id for arrival in arrivals)
+
+
+def may_fit(arrival: Arrival, state: SchedulerState) -> bool:
+    """Whether the prompt and what is asked for behind it fit in this server's context."""
+    return len(arrival.prompt) + (arrival.max_tokens or 1) <= state.max_context_tokens
 
 
 def received(arrival: Arrival, state: SchedulerState, num_before: int) -> events.RequestReceived:
