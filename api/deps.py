@@ -5,7 +5,6 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from api.metrics import HttpMetrics
-from api.pace import Pace
 from api.prompt import Preparer
 from scheduler.service import Service
 from scheduler.settings import ServerSettings, Settings
@@ -19,7 +18,6 @@ class Api:
         self.settings: Settings = service.settings
         self.preparer = preparer
         self.metrics = HttpMetrics()
-        self.pace = Pace()
 
     @property
     def server(self) -> ServerSettings:

@@ -128,7 +128,12 @@ def request_not_found(request_id: str) -> ApiError:
     )
 
 
-def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
+def retry_headers(retry_after_s: int) -> dict[str, str]:
+    """When to try again, in both forms that SDKs read."""
+    return {"retry-after": str(retry_after_s), "retry-after-ms": str(retry_after_s * 1000)}
+
+
+def unavailable(message: str, code: str, retry_after_s: int, reason: str) -> ApiError:
     """The 503 for what will pass, with the time after which to try again."""
     return ApiError(
         503,
@@ -136,49 +141,46 @@ def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
         code=code,
         kind="server_error",
         headers=retry_headers(retry_after_s),
-        more={"retryable": True},
+        more={"reason": reason, "retryable": True},
     )
 
 
-def retry_headers(retry_after_s: int) -> dict[str, str]:
-    """When to try again, in both forms that SDKs read."""
-    return {"retry-after": str(retry_after_s), "retry-after-ms": str(retry_after_s * 1000)}
+BUSY = {
+    "queue_full": "The server is overloaded: its queue is full. Try again later.",
+    "inbox_full": "The server is overloaded: too much arrives at once. Try again later.",
+    "connections": "The server is overloaded: too many connections are open. Try again later.",
+    "server_stopping": "The server is stopping and takes nothing new. Try again later.",
+    "journal_full": "The server's disk is full, and nothing is taken until there is space.",
+    "memory": "The server ran short of memory and gave this request up. Try again later.",
+    "memory_wait": (
+        "Other programs hold the memory that this request needs, and it has waited as long as a "
+        "request may. Try again later."
+    ),
+}
+"""What a saturated server says, by its reason."""
 
 
-def overloaded(retry_after_s: int) -> ApiError:
-    """The 503 of a full queue."""
-    return unavailable(
-        "The server is overloaded: its queue is full. Try again later.",
-        OVERLOADED,
-        retry_after_s,
-    )
-
-
-def stopping(retry_after_s: int) -> ApiError:
-    """The 503 of a server that stops."""
-    return unavailable(
-        "The server is stopping and takes nothing new. Try again later.",
-        "server_is_stopping",
-        retry_after_s,
-    )
+def overloaded(reason: str, retry_after_s: int, **more: object) -> ApiError:
+    """The 503 of a server that cannot do it now, for one of the reasons in `BUSY`. None of them is
+    about the request, so its client should send the same again later.
+    """
+    error = unavailable(BUSY[reason], OVERLOADED, retry_after_s, reason)
+    error.more |= more
+    return error
 
 
 def saturated(error: Saturated) -> ApiError:
     """The 503 for a request that the scheduler did not even look at."""
-    match error.reason:
-        case "server_stopping":
-            return stopping(error.retry_after_s)
-        case "journal_full":
-            message = "The server's disk is full, and nothing is taken until there is space."
-            return unavailable(message, OVERLOADED, error.retry_after_s)
-        case _:
-            return overloaded(error.retry_after_s)
+    return overloaded(error.reason, error.retry_after_s)
 
 
 def loading(retry_after_s: int) -> ApiError:
     """The 503 of a server that does not know its model yet."""
     return unavailable(
-        "The model is still loading. Try again later.", "model_is_loading", retry_after_s
+        "The model is still loading. Try again later.",
+        "model_is_loading",
+        retry_after_s,
+        "model_loading",
     )
 
 
@@ -203,10 +205,8 @@ def from_rejection(
                 code="max_tokens_exceeds_capacity",
                 param=max_tokens_param,
             )
-        case "queue_full":
-            return overloaded(retry_after_s)
-        case "server_stopping":
-            return stopping(retry_after_s)
+        case "queue_full" | "server_stopping" as reason:
+            return overloaded(reason, retry_after_s)
 
 
 def never_fits(numbers: CapacityNumbers, sentence: str, *, code: str, param: str) -> ApiError:

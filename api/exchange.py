@@ -27,8 +27,8 @@ from api.errors import (
     ClientLeft,
     from_rejection,
     json_response,
+    overloaded,
     saturated,
-    stopping,
 )
 from api.fields import SharedFields
 from api.models import check_model_name, known_model
@@ -38,10 +38,10 @@ from api.settings import (
     MAX_CLIENT_REQUEST_ID,
     MAX_LISTED_FIELDS,
     MAX_QUOTED_CHARACTERS,
-    RETRY_AFTER_MIN_S,
 )
 from api.streaming import EventStream, Reader
 from scheduler.engine.model import Tokenizer
+from scheduler.pace import RETRY_AFTER_MIN_S
 from scheduler.parameters import RequestParameters, SamplingParameters
 from scheduler.service import Saturated
 from scheduler.streams import Arrival, Rejected, RequestStream, StreamCut
@@ -89,8 +89,19 @@ async def exchange(request: Request, api: Api, route: Route[Body]) -> Response:
         with ExitStack() as stack:
             return await answer(request, api, route, request_id, stack)
     except ApiError as error:
-        error.headers["x-request-id"] = request_id
+        error.headers |= answer_headers(api, request_id)
         raise
+
+
+def answer_headers(api: Api, request_id: str) -> dict[str, str]:
+    """What every answer about a generation carries: its id, and how long a request may be here, as
+    soon as that is known.
+    """
+    headers = {"x-request-id": request_id}
+    if api.service.served is not None:
+        most = str(api.service.max_context_tokens)
+        headers |= {"x-omlx-max-context-tokens": most, "x-max-context-tokens": most}
+    return headers
 
 
 async def answer(
@@ -128,14 +139,13 @@ async def answer(
     )
     stream = await submit(api, watch, question, arrival)
     dialect = route.dialect(request_id, parameters)
-    reader = Reader(stream, Progress(stream, served.tokenizer), dialect, api.server)
-    headers = {"x-request-id": request_id}
+    reader = Reader(stream, Progress(stream, served.tokenizer), dialect, api.service)
     if not parameters.stream:
         return await whole_answer(api, watch, reader, request_id)
     stack.pop_all()
     events = reader.events(sse.event(dialect.opening(), 0))
     gone = partial(client_gone, api, request_id)
-    return EventStream(events, watch, headers, on_end=api.pace.ended, on_client_gone=gone)
+    return EventStream(events, watch, answer_headers(api, request_id), on_client_gone=gone)
 
 
 async def read_question(
@@ -170,7 +180,7 @@ async def submit(
     except Saturated as error:
         raise saturated(error) from error
     except StreamCut as error:
-        raise stopping(RETRY_AFTER_MIN_S) from error
+        raise overloaded("server_stopping", RETRY_AFTER_MIN_S) from error
     except ClientLeft:
         client_gone(api, arrival.request_id)
         raise
@@ -179,7 +189,7 @@ async def submit(
             judgement.event,
             prompt_param=question.prompt_param,
             max_tokens_param=question.max_tokens_param,
-            retry_after_s=api.pace.retry_after_s(),
+            retry_after_s=api.service.retry_after_s(),
         )
     return stream
 
@@ -191,8 +201,7 @@ async def whole_answer(api: Api, watch: ClientWatch, reader: Reader, request_id:
     except ClientLeft:
         client_gone(api, request_id)
         raise
-    api.pace.ended()
-    return json_response(body, headers={"x-request-id": request_id})
+    return json_response(body, headers=answer_headers(api, request_id))
 
 
 def client_gone(api: Api, request_id: str) -> None:

@@ -50,7 +50,7 @@ class Gate:
         if not (scope["path"] in OPEN_PATHS or self._has_key(scope)):
             return wrong_key()
         if self._num_open >= MAX_CONNECTIONS:
-            return overloaded(self._api.pace.retry_after_s())
+            return overloaded("connections", self._api.service.retry_after_s())
         return None
 
     def _has_key(self, scope: Scope) -> bool:

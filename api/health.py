@@ -2,12 +2,14 @@
 (`/metrics`).
 """
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from api.capacity import memory_object
 from api.deps import CurrentApi
 from api.errors import json_response
 from api.metrics import CONTENT_TYPE
@@ -29,6 +31,7 @@ async def health(api: CurrentApi) -> Response:
         "blas": None if served is None else served.blas,
         "device": None if served is None else device_of(served.blas),
         "saving": saving_object(service.saving_stopped, enabled=api.settings.kv.enabled),
+        "memory": memory_object(service.metrics.memory, time.time_ns()),
         "journal": journal_object(api.settings.state / "journal.db", service.metrics),
     }
     return json_response(body)

@@ -10,7 +10,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from scheduler.metrics import Histogram
 from scheduler.metrics import Metrics as SchedulerMetrics
+from scheduler.views import MemoryView
+
+LEVELS = {"normal": 0, "high": 1, "emergency": 2}
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -63,6 +67,8 @@ class SchedulerCollector:
             "tier",
             {"memory": metrics.memory_hit_tokens, "disk": metrics.disk_hit_tokens},
         )
+        yield labelled("pauses", "Requests that came to be held.", "reason", metrics.pauses)
+        yield labelled("kv_drops", "Rows held without their KV.", "reason", metrics.kv_drops)
         yield labelled("kv_evicted_blocks", "Blocks sent away.", "reason", metrics.evicted_blocks)
         yield labelled("kv_save_failures", "Files not saved.", "reason", metrics.save_failures)
         yield labelled("kv_bad_files", "Files that were unusable.", "reason", metrics.bad_files)
@@ -77,6 +83,10 @@ class SchedulerCollector:
             ("kv_restores", "Rows filled from saved blocks.", metrics.restores),
             ("kv_saved_blocks", "Blocks saved.", metrics.saved_blocks),
             ("output_tokens", "Tokens put out.", metrics.output_tokens),
+            ("resumes", "Held requests that got a row again.", metrics.resumes),
+            ("memory_reclaims", "Times the allocator gave back.", metrics.reclaims),
+            ("memory_reclaimed_bytes", "What the allocator gave back.", metrics.reclaimed_bytes),
+            ("memory_emergencies", "Times usage was at the ceiling.", metrics.emergencies),
             ("row_retries", "Rows that failed and were run again.", metrics.retries),
             ("steps", "Steps committed.", metrics.steps),
             ("events", "Events committed.", metrics.events),
@@ -88,7 +98,14 @@ class SchedulerCollector:
             "fermata_decode_seconds", "Time in decode steps.", metrics.decode_ns / 1e9
         )
         for name, text, value in (
-            ("requests_waiting", "Requests waiting, held ones with them.", metrics.num_waiting),
+            (
+                "requests_waiting",
+                "Requests without a row, held ones with them.",
+                metrics.num_waiting,
+            ),
+            ("requests_held", "Requests that are held.", metrics.num_held),
+            ("requests_pausing", "Requests on their way to being held.", metrics.num_pausing),
+            ("requests_resuming", "Requests whose row is filled again.", metrics.num_resuming),
             ("requests_admitted", "Requests that have a row.", metrics.num_admitted),
             ("batch_rows", "Rows that are decoded together.", metrics.batch_rows),
             ("reserved_bytes", "Upper bound of the rows' memory.", metrics.reserved_bytes),
@@ -99,7 +116,13 @@ class SchedulerCollector:
             ("kv_writing_bytes", "KV in the writers' hands.", metrics.writing_bytes),
         ):
             yield GaugeMetricFamily(f"fermata_{name}", text, value)
-        yield self._step_seconds()
+        yield from memory_metrics(metrics.memory)
+        yield seconds_of(
+            "step_seconds", "Time that scheduler and journal took for a step.", metrics.step_ns
+        )
+        yield seconds_of(
+            "held_seconds", "How long requests had been held when they went on.", metrics.held_ns
+        )
 
     def _ends(self) -> Metric:
         family = CounterMetricFamily(
@@ -110,19 +133,32 @@ class SchedulerCollector:
             family.add_metric((outcome, reason), count)
         return family
 
-    def _step_seconds(self) -> Metric:
-        family = HistogramMetricFamily(
-            "fermata_step_seconds", "Time that scheduler and journal took for a step."
-        )
-        histogram = self._metrics.step_ns
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        names = [str(bound / 1e9) for bound in histogram.bounds] + ["+Inf"]
-        for name, count in zip(names, histogram.counts, strict=True):
-            total += count
-            buckets.append((name, total))
-        family.add_metric((), buckets=buckets, sum_value=histogram.total / 1e9)
-        return family
+
+def memory_metrics(memory: MemoryView) -> Iterator[Metric]:
+    """Memory as of the last reading. Without a ceiling there are no marks."""
+    for name, text, value in (
+        ("usage_bytes", "What the marks are compared with.", memory.usage_bytes),
+        ("ceiling_bytes", "The ceiling that holds now.", memory.ceiling_bytes),
+        ("low_bytes", "The mark above which nobody gets a row.", memory.low_bytes),
+        ("high_bytes", "The mark above which memory is given back.", memory.high_bytes),
+        ("emergency_bytes", "The mark above which that is urgent.", memory.emergency_bytes),
+        ("level", "0 below the high mark, 1 above it, 2 in an emergency.", LEVELS[memory.level]),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"fermata_memory_{name}", text, value)
+
+
+def seconds_of(name: str, text: str, histogram: Histogram) -> Metric:
+    """A histogram of nanoseconds, in seconds."""
+    family = HistogramMetricFamily(f"fermata_{name}", text)
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    names = [str(bound / 1e9) for bound in histogram.bounds] + ["+Inf"]
+    for bound, count in zip(names, histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    family.add_metric((), buckets=buckets, sum_value=histogram.total / 1e9)
+    return family
 
 
 def labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

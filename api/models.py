@@ -3,21 +3,22 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from api.deps import CurrentApi
+from api.deps import Api, CurrentApi
 from api.errors import json_response, loading, model_not_found
+from scheduler.pace import RETRY_AFTER_MIN_S
 from scheduler.service import ServedModel
 
 router = APIRouter()
 
 
-def model_object(served: ServedModel, name: str) -> dict[str, object]:
+def model_object(api: Api, name: str) -> dict[str, object]:
     """A model in OpenAI's shape. `max_model_len` is the most tokens that one request can have."""
     return {
         "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "fermata",
-        "max_model_len": served.max_context_tokens(),
+        "max_model_len": api.service.max_context_tokens,
     }
 
 
@@ -25,7 +26,7 @@ async def known_model(api: CurrentApi) -> ServedModel:
     """The served model. Raises ApiError when it is not described in time."""
     served = await api.service.served_model(api.server.prepare_limit_ms / 1000)
     if served is None:
-        raise loading(api.pace.retry_after_s())
+        raise loading(RETRY_AFTER_MIN_S)
     return served
 
 
@@ -42,7 +43,7 @@ async def list_models(api: CurrentApi) -> Response:
     """The served name first, then `default`."""
     served = await known_model(api)
     names = dict.fromkeys((served.name, "default"))
-    return json_response({"object": "list", "data": [model_object(served, n) for n in names]})
+    return json_response({"object": "list", "data": [model_object(api, n) for n in names]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -50,4 +51,4 @@ async def show_model(api: CurrentApi, name: str) -> Response:
     """One model, by any name under which requests may ask for it."""
     served = await known_model(api)
     check_model_name(api, name, served)
-    return json_response(model_object(served, served.name))
+    return json_response(model_object(api, served.name))

@@ -7,9 +7,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api import sse
+from api.capacity import memory_object
 from api.client import ClientWatch
 from api.deps import Api, CurrentApi
 from api.errors import ApiError, invalid, json_response, quoted, request_not_found
+from api.exchange import answer_headers
 from api.generate import DIALECTS
 from api.models import known_model
 from api.rendering import Progress
@@ -49,7 +51,7 @@ async def known_request(api: Api, request_id: str) -> RequestView:
 
 @router.get("/v1/requests")
 async def list_requests(request: Request, api: CurrentApi) -> Response:
-    """All open requests, in the order of arrival. Query: `state`, `limit`."""
+    """All open requests, in the order of arrival, and memory. Query: `state`, `limit`."""
     state = request.query_params.get("state")
     if state is not None and state not in OPEN_STATES:
         known = ", ".join(OPEN_STATES)
@@ -58,7 +60,13 @@ async def list_requests(request: Request, api: CurrentApi) -> Response:
     view = await api.service.view()
     chosen = [item for item in view.requests if state in (None, item.state)]
     data = [request_object(item) for item in chosen[:limit]]
-    return json_response({"object": "list", "data": data, "has_more": len(chosen) > limit})
+    body = {
+        "object": "list",
+        "data": data,
+        "has_more": len(chosen) > limit,
+        "memory": memory_object(view.memory, view.now_ns),
+    }
+    return json_response(body)
 
 
 @router.get("/v1/requests/{request_id}")
@@ -119,11 +127,10 @@ async def read_stream(request: Request, api: CurrentApi, request_id: str) -> Res
     if stream is None:
         raise request_not_found(request_id)
     dialect = DIALECTS[stream.parameters.route](request_id, stream.parameters)
-    reader = Reader(stream, Progress(stream, served.tokenizer, after or 0), dialect, api.server)
+    reader = Reader(stream, Progress(stream, served.tokenizer, after or 0), dialect, api.service)
     first = sse.event(dialect.opening(), 0) if after is None else first_sign(reader, stream, after)
-    headers = {"x-request-id": request_id}
-    events, watch = reader.events(first), ClientWatch(request)
-    return EventStream(events, watch, headers, on_end=nothing, on_client_gone=nothing)
+    headers = answer_headers(api, request_id)
+    return EventStream(reader.events(first), ClientWatch(request), headers, on_client_gone=nothing)
 
 
 def nothing() -> None:

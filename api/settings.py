@@ -48,10 +48,6 @@ MAX_EXPLAINED_BYTES = 2**20
 RENDER_TOKENS = 512
 """Tokens that a reader renders before it lets others have the event loop."""
 
-RETRY_AFTER_MIN_S = 1
-RETRY_AFTER_MAX_S = 60
-"""The range of Retry-After, in seconds."""
-
 MAX_LISTED_REQUESTS = 1000
 """Requests in one answer of `GET /v1/requests`."""
 
@@ -60,6 +56,12 @@ MAX_LISTED_EVENTS = 1000
 
 CANCEL_WAIT_S = 3.0
 """How long a DELETE waits for the end that it caused."""
+
+HOLD_WAIT_S = 3.0
+"""How long a pause or a resume by hand waits until it has happened."""
+
+HOLD_LOOK_S = 0.02
+"""Between two looks at it."""
 
 CLEAR_WAIT_S = 5.0
 """How long `POST /v1/cache/clear` waits until all that may go has gone."""

@@ -10,10 +10,11 @@ from starlette.types import Receive, Scope, Send
 from api import sse
 from api.client import ClientWatch
 from api.dialect import Dialect
-from api.errors import ApiError, ClientLeft, retry_headers
+from api.ends import from_end, stopped
+from api.errors import ClientLeft
 from api.rendering import Piece, Progress
-from api.settings import RENDER_TOKENS, RETRY_AFTER_MIN_S
-from scheduler.settings import ServerSettings
+from api.settings import RENDER_TOKENS
+from scheduler.service import Service
 from scheduler.streams import RequestStream, StreamEnd
 
 
@@ -25,11 +26,13 @@ class Reader:
     """One client's way through one stream, in the dialect of its route."""
 
     def __init__(
-        self, stream: RequestStream, progress: Progress, dialect: Dialect, settings: ServerSettings
+        self, stream: RequestStream, progress: Progress, dialect: Dialect, service: Service
     ) -> None:
+        settings = service.settings.server
         self._stream = stream
         self._progress = progress
         self._dialect = dialect
+        self._retry_after_s = service.retry_after_s
         self._form = settings.heartbeat_form
         self._heartbeat_s = settings.heartbeat_ms / 1000
 
@@ -86,7 +89,7 @@ class Reader:
                 await self._stream.wait(self._progress.position, None)
         end = self._stream.end
         if end.kind != "finished":
-            raise from_end(end)
+            raise from_end(end, self._retry_after_s())
         return self._dialect.whole(joined(pieces, end, self._progress.asked_logprobs), end)
 
     def _patience_s(self, sent_at: float, now: float) -> float | None:
@@ -99,13 +102,14 @@ class Reader:
 
     def _last_events(self, end: StreamEnd) -> list[bytes]:
         if end.kind != "finished":
-            return [sse.event(from_end(end).body(), end.num_output_tokens)]
+            error = from_end(end, self._retry_after_s())
+            return [sse.event(error.body(), end.num_output_tokens)]
         return [sse.event(data, end.num_output_tokens) for data in self._dialect.closing(end)]
 
 
 class EventStream(Response):
-    """The answer that a reader's events make. One of the two calls comes when it is over: `on_end`
-    when all was sent, `on_client_gone` when the client left before.
+    """The answer that a reader's events make. `on_client_gone` is called when the client leaves
+    before all was sent.
     """
 
     def __init__(
@@ -113,14 +117,12 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         watch: ClientWatch,
         headers: dict[str, str],
-        on_end: Callable[[], None],
         on_client_gone: Callable[[], None],
     ) -> None:
         super().__init__(headers={**sse.HEADERS, **headers})
         del self.headers["content-length"]
         self._events = events
         self._watch = watch
-        self._on_end = on_end
         self._on_client_gone = on_client_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +132,6 @@ class EventStream(Response):
         del scope, receive  # The watch has them.
         try:
             await self._watch.race(self._send(send))
-            self._on_end()
         except ClientLeft:
             self._on_client_gone()
         except SocketCut:
@@ -152,36 +153,3 @@ def joined(pieces: list[Piece], end: StreamEnd, asked_logprobs: bool) -> Piece:
     tokens = [token for piece in pieces for token in piece.tokens or ()]
     text = "".join(piece.text for piece in pieces)
     return Piece(end.num_output_tokens, text, tokens if asked_logprobs else None)
-
-
-def from_end(end: StreamEnd) -> ApiError:
-    """The error for a request that did not end well."""
-    headers = {"x-should-retry": "false"}
-    if end.kind == "cancelled":
-        # 410: of the statuses that fit, the one that no client takes as a reason to try again.
-        return ApiError(
-            410,
-            f"The request was cancelled ({end.reason}).",
-            code="request_cancelled",
-            headers=headers,
-        )
-    detail = f": {end.detail}" if end.detail else "."
-    return ApiError(
-        500,
-        f"The server gave the request up ({end.reason}){detail}",
-        code=end.reason,
-        kind="server_error",
-        headers=headers,
-    )
-
-
-def stopped(request_id: str) -> ApiError:
-    """The error for an answer in one object that the server's stop came before."""
-    return ApiError(
-        503,
-        "The server stopped before the answer was whole. The request goes on at its next start: "
-        f"read it at /v1/requests/{request_id}/stream, or send it again.",
-        code="server_is_stopping",
-        kind="server_error",
-        headers=retry_headers(RETRY_AFTER_MIN_S),
-    )

@@ -213,6 +213,7 @@ def resume_started(state: SchedulerState, event: events.ResumeStarted) -> None:
     enter(request, "resume_started")
     state.paused.remove(request.number)
     state.admitted.append(request.number)
+    request.held_ns += event.held_ns
     request.restoring = event.num_cached_tokens > 0
     if request.saved_tokens < 0:
         request.num_memory_tokens = 0

@@ -7,9 +7,20 @@ from dataclasses import dataclass, field
 
 from journal import events
 from journal.events import AnyEvent, Record
+from scheduler.pace import Pace
+from scheduler.request import Phase
 from scheduler.state import SchedulerState
+from scheduler.views import NO_MEMORY, MemoryView, view_memory
 
 End = events.RequestFinished | events.RequestCancelled | events.RequestAborted
+
+MemoryEvent = (
+    events.ServerStarted
+    | events.EngineReady
+    | events.MemorySampled
+    | events.MemoryReclaimed
+    | events.ReclaimStarted
+)
 
 STEP_BOUNDS_NS = (
     100_000,
@@ -22,6 +33,10 @@ STEP_BOUNDS_NS = (
     50_000_000,
     250_000_000,
     1_000_000_000,
+)
+
+HELD_BOUNDS_NS = tuple(
+    seconds * 10**9 for seconds in (1, 5, 15, 60, 300, 900, 3600, 14_400, 86_400)
 )
 
 
@@ -43,15 +58,21 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counts since the process began, except where a name says otherwise.
+    """Counts since the process began, except where a name says otherwise. What was refused at its
+    arrival is in `requests_received` and `requests_ended`, and in nothing else.
 
     `requests_ended` counts by outcome and reason, as in "finished:length" or
     "rejected:queue_full". Of the prompts of ended requests so many tokens came from memory, from
     disk, and by prefill: for finished ones that is the whole prompt. `fed_tokens` are those that
     the engine fed in chunks, also again. What was evicted, not saved or bad is counted by reason.
-    `step_ns` is what scheduler and journal took for a step. Gauges: `num_waiting` (held
-    ones with them), `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`, and those of
-    saved KV: `num_blocks`, `disk_bytes`, `hot_bytes` (in memory), `writing_bytes`.
+    `step_ns` is what scheduler and journal took for a step. `pauses` and `kv_drops` are counted by
+    reason; `reclaimed_bytes` is what the allocator gave back as measured, and a negative reading
+    counts as none; `held_ns` is how long requests had been held when they went on.
+
+    Gauges: `num_waiting` (those that cannot run here and held ones with them), `num_held`,
+    `num_pausing`, `num_resuming`, `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`,
+    those of saved KV: `num_blocks`, `disk_bytes`, `hot_bytes` (in memory), `writing_bytes`, and
+    those of `memory` as of the last reading.
     """
 
     requests_received: int = 0
@@ -75,7 +96,19 @@ class Metrics:
     snapshots: int = 0
     decode_ns: int = 0
     step_ns: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_NS))
+    pace: Pace = field(default_factory=Pace)
+    pauses: Counter[str] = field(default_factory=Counter[str])
+    kv_drops: Counter[str] = field(default_factory=Counter[str])
+    resumes: int = 0
+    reclaims: int = 0
+    reclaimed_bytes: int = 0
+    emergencies: int = 0
+    held_ns: Histogram = field(default_factory=lambda: Histogram(HELD_BOUNDS_NS))
+    memory: MemoryView = NO_MEMORY
     num_waiting: int = 0
+    num_held: int = 0
+    num_pausing: int = 0
+    num_resuming: int = 0
     num_admitted: int = 0
     batch_rows: int = 0
     reserved_bytes: int = 0
@@ -89,6 +122,7 @@ class Metrics:
         """Takes a committed step into account."""
         self.steps += 1
         self.events += len(records)
+        prompts: dict[str, int] = {}
         for record in records:
             match record.event:
                 case events.TokensDecoded(counts=counts, duration_ns=duration_ns):
@@ -97,16 +131,28 @@ class Metrics:
                 case events.PrefillChunkDone(length=length, active_bytes=active_bytes):
                     self.fed_tokens += length
                     self.active_bytes = active_bytes
-                case events.RequestReceived(num_prompt_tokens=num_prompt_tokens):
+                case events.RequestReceived():
                     self.requests_received += 1
-                    self.prompt_tokens += num_prompt_tokens
+                    prompts[record.event.request_id] = record.event.num_prompt_tokens
+                case events.RequestQueued(request_id=request_id):
+                    self.prompt_tokens += prompts[request_id]
                 case events.RequestRetried():
                     self.retries += 1
                 case event:
-                    self.count_end(event)
+                    self.count_end(event, record.at_ns)
                     self.count_kv(event)
-        self.num_waiting = len(state.waiting) + len(state.held)
+                    self.count_holding(event, state)
+        self.look(state)
+
+    def look(self, state: SchedulerState) -> None:
+        """Reads the gauges off the state."""
+        self.num_waiting = len(state.waiting) + len(state.held) + len(state.paused)
+        self.num_held = len(state.paused)
+        self.num_pausing = len(state.pausing)
         self.num_admitted = len(state.admitted)
+        self.num_resuming = sum(
+            state.requests[number].phase is Phase.RESUMING for number in state.admitted
+        )
         self.batch_rows = len(state.batch_rows)
         self.reserved_bytes = state.reserved_bytes
         self.num_blocks = len(state.index.blocks)
@@ -114,8 +160,10 @@ class Metrics:
         self.hot_bytes = state.index.hot_bytes
         self.writing_bytes = state.index.writing_bytes
 
-    def count_end(self, event: AnyEvent) -> None:
+    def count_end(self, event: AnyEvent, at_ns: int) -> None:
         """Counts the event if it is an end."""
+        if isinstance(event, End):
+            self.pace.ended(at_ns)
         match event:
             case events.RequestFinished():
                 self.requests_ended[f"finished:{event.reason}"] += 1
@@ -130,6 +178,27 @@ class Metrics:
                 self.requests_ended[f"rejected:{event.reason}"] += 1
             case _:
                 pass
+
+    def count_holding(self, event: AnyEvent, state: SchedulerState) -> None:
+        """Counts the event if it is about memory or a held request."""
+        match event:
+            case events.RequestPaused():
+                self.pauses[event.reason] += 1
+            case events.ResumeStarted():
+                self.resumes += 1
+                self.held_ns.observe(event.held_ns)
+            case events.KvDropped():
+                self.kv_drops[event.reason] += 1
+            case events.MemoryReclaimed():
+                self.reclaims += 1
+                self.reclaimed_bytes += max(0, event.freed_bytes)
+            case events.EmergencyDeclared():
+                self.emergencies += 1
+            case _:
+                pass
+        if isinstance(event, MemoryEvent):
+            self.active_bytes = state.memory.active_bytes
+            self.memory = view_memory(state)
 
     def count_prompt(self, event: End) -> None:
         """Where the tokens of an ended request's prompt came from."""

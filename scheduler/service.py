@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from journal import events
-from journal.events import Limits, ModelFacts
+from journal.events import ModelFacts
 from scheduler.engine.model import ModelDescription, Tokenizer
 from scheduler.history import History
-from scheduler.memory import max_context_tokens
 from scheduler.metrics import Metrics
 from scheduler.run import Ended, Exit, Run
 from scheduler.settings import Settings
@@ -29,11 +28,11 @@ from scheduler.views import (
     view_open,
     view_server,
 )
+from scheduler.waits import line_of
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32 in lower case: nothing in it is mistaken for another letter."""
 
-RETRY_AFTER_S = 5
 READERS = 2
 """Threads that read the journal for HTTP."""
 
@@ -43,7 +42,7 @@ T = TypeVar("T")
 class Saturated(Exception):
     """The server cannot take a request now: a 503. `retry_after_s` is when to come again."""
 
-    def __init__(self, reason: str, retry_after_s: int = RETRY_AFTER_S) -> None:
+    def __init__(self, reason: str, retry_after_s: int) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after_s = retry_after_s
@@ -56,12 +55,7 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     facts: ModelFacts
-    limits: Limits
     blas: str
-
-    def max_context_tokens(self) -> int:
-        """The most tokens, prompt and output, that one request can have on this server."""
-        return max_context_tokens(self.facts, self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +92,19 @@ class Service:
     def run_id(self) -> int:
         """The number of this run in the journal; 0 before its first step."""
         return self._run.run_id
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The most tokens, prompt and output, that one request can have on this server: what
+        arrivals are judged by. It is known once the model is described.
+        """
+        assert self.served is not None, "the model says how long its context is"
+        return self._run.state.max_context_tokens
+
+    def retry_after_s(self) -> int:
+        """When a client that is turned away now should come again."""
+        metrics = self.metrics
+        return metrics.pace.retry_after_s(time.time_ns(), metrics.num_waiting)
 
     def new_request_id(self) -> str:
         """`req_` and 26 random characters."""
@@ -138,11 +145,11 @@ class Service:
         assert self.served is not None, "a prompt is counted with the model's tokenizer"
         run = self._run
         if run.is_stopping:
-            raise Saturated("server_stopping")
+            raise self._saturated("server_stopping")
         if run.loop.full:
-            raise Saturated("journal_full")
+            raise self._saturated("journal_full")
         if not run.sensors.has_room():
-            raise Saturated("inbox_full")
+            raise self._saturated("inbox_full")
         stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
         self._hub.add(stream)
         run.sensors.arrive(arrival)
@@ -151,6 +158,14 @@ class Service:
     def cancel(self, request_id: str) -> None:
         """Ends the request, if it is open. The stream says when it has ended."""
         self._run.sensors.wish(events.CancelRequested(request_id=request_id))
+
+    def hold(self, request_id: str) -> None:
+        """Wants the request held until `release`. `view_request` says when it is."""
+        self._run.sensors.wish(events.HoldRequested(request_id=request_id))
+
+    def release(self, request_id: str) -> None:
+        """Wants a request that was held by hand to go on."""
+        self._run.sensors.wish(events.ReleaseRequested(request_id=request_id))
 
     def client_gone(self, request_id: str) -> None:
         """The request's connection is lost."""
@@ -190,7 +205,7 @@ class Service:
             request = state.find(request_id)
             if request is None or request.number in state.arrivals:
                 return None
-            return view_open(request, time.time_ns())
+            return view_open(state, request, time.time_ns(), line_of(state))
 
         view = await self._ask(look)
         return view or await self._read(lambda: self._history.view(request_id))
@@ -219,13 +234,16 @@ class Service:
             reason = f"no step for {age_ms} ms while work waits"
         return Readiness(not reason, reason, age_ms, work_waits, loading)
 
+    def _saturated(self, reason: str) -> Saturated:
+        return Saturated(reason, self.retry_after_s())
+
     async def _ask(self, question: Callable[[SchedulerState], T]) -> T:
         """The loop's answer, given between two steps."""
         answer: Future[T] = Future()
         try:
             self._run.ask(lambda state: answer.set_result(question(state)))
         except Ended as error:
-            raise Saturated("server_stopping") from error
+            raise self._saturated("server_stopping") from error
         return await asyncio.wrap_future(answer)
 
     async def _read(self, read: Callable[[], T]) -> T:
@@ -233,8 +251,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     def _take_model(self, model: ModelDescription) -> None:
-        limits = self.settings.limits(device_bytes=model.device_bytes)
-        self.served = ServedModel(model.name, model.tokenizer, model.facts, limits, model.blas)
+        self.served = ServedModel(model.name, model.tokenizer, model.facts, model.blas)
         self._described.set()
 
     def _take_facts(self, facts: ModelFacts) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 from api.server import HttpServer
 from journal.journal import Journal
@@ -98,6 +99,15 @@ class RunningServer:
             body = database.execute(query, (request_id,)).fetchone()[0]
         database.close()
         return body.encode() if isinstance(body, str) else body
+
+    def samples(self) -> dict[str, float]:
+        """All metrics, as Prometheus reads them, labels in the name."""
+        text = self.http.get("/metrics").text
+        return {
+            sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
 
     def begin_stop(self) -> None:
         """The clean stop that a first signal begins."""

@@ -158,7 +158,7 @@ def test_full_disk_is_a_503_of_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(arrival: Arrival) -> None:
-        raise Saturated("journal_full")
+        raise Saturated("journal_full", 5)
 
     with running(tmp_path) as server:
         monkeypatch.setattr(server.service, "submit", refuse)

@@ -28,6 +28,10 @@ NUMBERS = {
 }
 
 
+OF_REFUSALS = ("requests_received", "requests_ended", "events", "steps", "step_seconds", "http_")
+"""The metrics in which a refusal leaves something."""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running(tmp_path_factory.mktemp("capacity"), fake={"context_tokens": 64}) as server:
@@ -99,14 +103,88 @@ def test_without_max_tokens_the_default_is_cut_to_what_fits(server: RunningServe
     assert answer.usage.completion_tokens == 4
 
 
-def test_refused_request_leaves_nothing_but_its_events(server: RunningServer) -> None:
-    before = server.service.metrics.requests_ended.copy()
-    answer = server.http.post(TEXT, json={"model": "default", "prompt": "a" * 100})
-    request_id = answer.headers["x-request-id"]
-    assert server.http.get(f"/v1/requests/{request_id}/stream").status_code == 404
+@pytest.mark.parametrize("prompt", ["a" * 100, "a" * 60])
+def test_refused_request_leaves_nothing_but_its_events(server: RunningServer, prompt: str) -> None:
+    asked = {"model": "default", "prompt": prompt, "max_tokens": 2_000_000}
+    before, saved = server.samples(), server.http.get("/v1/cache").json()
+    answer = server.http.post(TEXT, json=asked)
+    after = server.samples()
+    path = f"/v1/requests/{answer.headers['x-request-id']}"
+    assert server.http.get(f"{path}/stream").status_code == 404
+    kinds = [event["kind"] for event in server.http.get(f"{path}/events").json()["data"]]
+    assert kinds == ["request_received", "request_rejected"]
     assert server.view().requests == []
-    ended = server.service.metrics.requests_ended - before
-    assert dict(ended) == {"rejected:context_length_exceeded": 1}
+    assert named(server) == []
+    assert server.http.get("/v1/cache").json() == saved
+    others = after.keys() - {
+        name for name in after if name.removeprefix("fermata_").startswith(OF_REFUSALS)
+    }
+    assert len(others) > 20
+    assert {name: after[name] for name in others} == {name: before[name] for name in others}
+    rejected = f"fermata_requests_ended_total,rejected,{answer.json()['error']['code']}"
+    assert after[rejected] - before.get(rejected, 0) == 1
+
+
+def named(server: RunningServer) -> list[int]:
+    """The requests whose blocks' names are kept."""
+    names = server.service._run.sensors.names  # pyright: ignore[reportPrivateUsage]
+    return list(names._chains)  # pyright: ignore[reportPrivateUsage]
+
+
+CEILING = 1_000_000 + 2048 * 256 + 65_536 * 1024
+"""Weights, one chunk and rows of 65,536 tokens of the fake model."""
+
+
+def test_long_prompt_with_endless_output_is_told_to_ask_for_less(tmp_path: Path) -> None:
+    with running(tmp_path, memory={"ceiling": CEILING}) as server:
+        error = refused(server, {"prompt": [1] * 60_000, "max_tokens": 2_000_000})
+        assert error["code"] == "max_tokens_exceeds_capacity"
+        assert error["message"] == (
+            "input length and `max_tokens` exceed context limit: 60000 + 2000000 > 65536, decrease "
+            "input length or `max_tokens` and try again"
+        )
+        assert "prompt is too long" not in error["message"]
+        assert {name: error[name] for name in NUMBERS - {"required_bytes"}} == {
+            "prompt_tokens": 60_000,
+            "max_tokens": 2_000_000,
+            "capacity_bytes": CEILING,
+            "weights_bytes": 1_000_000,
+            "kv_bytes_per_token": 1024,
+            "max_context_tokens": 65_536,
+        }
+        assert error["required_bytes"] > 2_060_000 * 1024
+
+
+@pytest.mark.parametrize("path", ["/v1/capacity", "/v1/omlx/capacity"])
+def test_capacity_is_shown_with_the_numbers_of_a_refusal(tmp_path: Path, path: str) -> None:
+    with running(tmp_path, memory={"ceiling": CEILING}) as server:
+        shown = server.http.get(path).json()
+        error = refused(server, {"prompt": [1] * 70_000, "max_tokens": 1})
+    shared = NUMBERS - {"prompt_tokens", "max_tokens", "required_bytes"}
+    assert {name: shown[name] for name in shared} == {name: error[name] for name in shared}
+    assert (shown["object"], shown["model"]) == ("capacity", "fake")
+    assert shown["model_context_tokens"] == 131_072
+    assert (shown["ceiling_bytes"], shown["ceiling_is_auto"]) == (CEILING, False)
+    assert shown["usage_bytes"] >= 1_000_000
+    assert (shown["reserved_bytes"], shown["level"]) == (0, "normal")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [({}, 200), ({"max_tokens": 1_000}, 400), ({"prompt": "a" * 99}, 400), ({"n": 2}, 400)],
+)
+def test_each_answer_says_how_long_a_request_may_be(
+    server: RunningServer, asked: dict[str, Any], status: int, stream: bool
+) -> None:
+    body = {"model": "default", "prompt": "a", "max_tokens": 2, "stream": stream}
+    answer = server.http.post(TEXT, json=body | asked)
+    assert answer.status_code == status
+    assert answer.headers["X-oMLX-Max-Context-Tokens"] == "64"
+    assert answer.headers["X-Max-Context-Tokens"] == "64"
+    if status == 200:
+        again = server.http.get(f"/v1/requests/{answer.headers['x-request-id']}/stream")
+        assert again.headers["X-Max-Context-Tokens"] == "64"
 
 
 def test_full_queue_is_a_503_that_says_when_to_come_again(tmp_path: Path) -> None:
@@ -119,13 +197,15 @@ def test_full_queue_is_a_503_that_says_when_to_come_again(tmp_path: Path) -> Non
             second = pool.submit(server.http.post, TEXT, json=body)
             server.wait_for_phase("waiting")
             third = server.http.post(TEXT, json=body)
+            assert len(named(server)) == 2
             assert {first.result().status_code, second.result().status_code} == {200}
         assert third.status_code == 503
         error = third.json()["error"]
         assert error["code"] == "server_is_overloaded"
         assert error["retryable"] is True
         assert not re.search(r"\d", error["message"])
-        assert 1 <= int(third.headers["retry-after"]) <= 60
+        assert error["reason"] == "queue_full"
+        assert 1 <= int(third.headers["retry-after"]) <= 120
         assert int(third.headers["retry-after-ms"]) == 1000 * int(third.headers["retry-after"])
 
 
@@ -141,7 +221,8 @@ def test_stopping_server_takes_nothing_new(tmp_path: Path) -> None:
             # What is in the engine may end within the drain limit.
             assert running_one.result().json()["usage"]["completion_tokens"] == 100
         assert late.status_code == 503
-        assert late.json()["error"]["code"] == "server_is_stopping"
+        error = late.json()["error"]
+        assert (error["code"], error["reason"]) == ("server_is_overloaded", "server_stopping")
         assert (ready.status_code, ready.json()["reason"]) == (503, "server_stopping")
         server.join()
 

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.events import check_object, parse_stream
 from tests.integration.http_server import RunningServer, running
@@ -143,21 +142,11 @@ def test_server_is_not_ready_when_work_waits_and_no_step_comes(tmp_path: Path) -
             answer.result()
 
 
-def samples(server: RunningServer) -> dict[str, float]:
-    """All metrics, as Prometheus reads them, labels in the name."""
-    text = server.http.get("/metrics").text
-    return {
-        sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 def test_metrics_count_what_happens(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         server.http.post(TEXT, json=BODY).raise_for_status()
         server.http.post(TEXT, json=BODY | {"n": 2})
-        found = samples(server)
+        found = server.samples()
         assert found["fermata_requests_received_total"] == 1
         assert found["fermata_requests_ended_total,finished,length"] == 1
         assert found["fermata_prompt_tokens_total"] == 4

@@ -225,5 +225,5 @@ def test_whole_answer_that_a_stop_comes_before_is_a_503(tmp_path: Path) -> None:
             refused = answer.result()
         server.join()
     assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "server_is_stopping"
+    assert refused.json()["error"]["code"] == "server_is_overloaded"
     assert refused.headers["retry-after"]

@@ -1,0 +1,71 @@
+"""Requests that the scheduler gives up: the same words on both routes, in a stream and whole."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from scheduler.streams import StreamEnd, StreamUpdate
+from tests.integration.events import parse_event
+from tests.integration.http_server import RunningServer, running
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions": {"prompt": "hello"},
+}
+ENDS = {
+    "memory": ("aborted", 503, "server_is_overloaded"),
+    "memory_wait": ("aborted", 503, "server_is_overloaded"),
+    "deadline": ("cancelled", 504, "deadline_exceeded"),
+}
+COMMON: dict[str, Any] = {"model": "default", "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Its model never loads, so requests wait."""
+    with running(tmp_path_factory.mktemp("ends"), fake={"load_ms": 600_000}) as server:
+        yield server
+
+
+def give_up(server: RunningServer, kind: Any, reason: str) -> None:
+    """The client of the request that waits is told this end."""
+    request_id = server.wait_for_phase("waiting")
+    end = StreamEnd(kind, reason, "503.4MB", num_prompt_tokens=5, num_output_tokens=0)
+    hub = server.service._hub  # pyright: ignore[reportPrivateUsage]
+    while request_id not in hub.open:
+        pass
+    server.call(hub.deliver, [StreamUpdate(request_id, end=end)])
+    server.http.delete(f"/v1/requests/{request_id}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("reason", ENDS)
+def test_end_is_told_on_each_route_in_its_form(
+    server: RunningServer,
+    path: str,
+    stream: bool,
+    reason: str,
+) -> None:
+    kind, status, code = ENDS[reason]
+    with ThreadPoolExecutor(1) as pool:
+        body = COMMON | BODIES[path] | {"stream": stream}
+        waiting = pool.submit(server.http.post, path, json=body)
+        give_up(server, kind, reason)
+        answer = waiting.result()
+    if stream:
+        assert answer.status_code == 200
+        last = parse_event(answer.text.rstrip("\n").split("\n\n")[-1])
+        assert last.position == 0
+        error = last.data["error"]
+    else:
+        assert answer.status_code == status
+        assert 1 <= int(answer.headers["retry-after"]) <= 120
+        assert "x-should-retry" not in answer.headers
+        error = answer.json()["error"]
+    assert (error["code"], error["reason"]) == (code, reason)
+    assert error["type"] == "server_error"
+    assert error["retryable"] is True
+    assert "503" not in error["message"]
