@@ -14,7 +14,7 @@ Body = dict[str, object]
 def info(state: Path, url: str | None, api_key: str | None, *, as_json: bool) -> int:
     """Prints what is saved. Returns 0, or 2 when no server answers."""
     try:
-        answer = client_for(state, url, api_key).get("/v1/cache")
+        answer = client_for(state, url, api_key).get("/v1/cache", "cache")
     except ClientError as error:
         return refused("info", error)
     if as_json:
@@ -31,7 +31,7 @@ def clear(state: Path, url: str | None, api_key: str | None, *, as_json: bool) -
     """
     try:
         client: Client = client_for(state, url, api_key)
-        answer = client.post("/v1/cache/clear")
+        answer = client.post("/v1/cache/clear", "cache.clear")
     except ClientError as error:
         return refused("clear", error)
     if as_json:

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from tools.server_file import ServerFileError, read_server_file
@@ -29,25 +30,25 @@ class Client:
     origin: str
     api_key: str | None = None
 
-    def get(self, path: str) -> dict[str, object]:
-        """The JSON object at this path. Raises ClientError."""
-        return self.ask("GET", path)
+    def get(self, path: str, kind: str) -> dict[str, object]:
+        """The JSON object at this path, whose `object` is `kind`. Raises ClientError."""
+        return self.ask("GET", path, kind)
 
-    def post(self, path: str) -> dict[str, object]:
-        """What comes of doing this, as a JSON object. Raises ClientError."""
-        return self.ask("POST", path)
+    def post(self, path: str, kind: str) -> dict[str, object]:
+        """What comes of doing this, as a JSON object of this kind. Raises ClientError."""
+        return self.ask("POST", path, kind)
 
-    def ask(self, method: str, path: str) -> dict[str, object]:
+    def ask(self, method: str, path: str, kind: str) -> dict[str, object]:
         """One exchange, without a body. Raises ClientError."""
         headers = {"Accept": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(self.address + path, headers=headers, method=method)
         # A proxy of the environment has nothing to do with a server of one's own.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
+            request = urllib.request.Request(self.address + path, headers=headers, method=method)
             with opener.open(request, timeout=ANSWER_LIMIT_S) as answer:
-                return self.parse(answer.read(MAX_ANSWER_BYTES))
+                return self.parse(answer.read(MAX_ANSWER_BYTES), kind)
         except urllib.error.HTTPError as error:
             raise ClientError(self.refusal(error)) from error
         except OSError as error:
@@ -56,14 +57,20 @@ class Client:
                 f"no server answers at {self.address} ({self.origin}): {reason}; "
                 "start it with `fermata serve`"
             ) from error
+        except (HTTPException, ValueError) as error:
+            # No request can be made of such an address or key, or the answer is not HTTP. What
+            # they say may hold the key.
+            raise ClientError(
+                f"{self.address} ({self.origin}) cannot be asked: check the address and the API key"
+            ) from error
 
-    def parse(self, body: bytes) -> dict[str, object]:
-        """The answer as an object. Raises ClientError for anything else."""
+    def parse(self, body: bytes, kind: str) -> dict[str, object]:
+        """The answer as an object of this kind. Raises ClientError for anything else."""
         try:
             answer = json.loads(body)
         except ValueError:
             answer = None
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict) or answer.get("object") != kind:
             raise ClientError(f"what answers at {self.address} ({self.origin}) is no Fermata")
         return answer
 

@@ -14,7 +14,7 @@ RIGHT = frozenset(("prompt", "cached", "output", "of", "age"))
 def run(state: Path, url: str | None, api_key: str | None, *, as_json: bool) -> int:
     """Prints the open requests and returns the exit status: 0, or 2 when no server answers."""
     try:
-        answer = client_for(state, url, api_key).get("/v1/requests")
+        answer = client_for(state, url, api_key).get("/v1/requests", "list")
     except ClientError as error:
         print(f"fermata ps: {error}", file=sys.stderr)
         return 2

@@ -50,5 +50,7 @@ def read_server_file(state: Path) -> ServerFile:
             f"no server runs on {state}: start one with `fermata serve --state {state}`, "
             "or name another with --state or --url"
         ) from error
+    except NotADirectoryError as error:
+        raise ServerFileError(f"{state} is no folder: --state takes a server's folder") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServerFileError(f"{path} cannot be read ({error}): remove it") from error

@@ -75,7 +75,7 @@ def test_json_is_the_answer_on_one_line(
     assert json.loads(capsys.readouterr().out) == {"object": "list", "data": [ENTRY]}
 
 
-@pytest.mark.parametrize("body", [b"hello", b"[1]"])
+@pytest.mark.parametrize("body", [b"hello", b"[1]", b'{"object": "cache"}', b'{"data": []}'])
 def test_an_answer_that_is_no_object_is_named(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
 ) -> None:
@@ -109,6 +109,34 @@ def test_what_a_dead_server_left_behind_is_named(
     assert run(tmp_path, None, None, as_json=False) == 2
     assert f"no server answers at http://127.0.0.1:1 (from {tmp_path}, process 4711)" in (
         capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a b", "http://127.0.0.1:x", "http://["])
+def test_an_address_that_cannot_be_asked_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert run(tmp_path, url, None, as_json=False) == 2
+    error = capsys.readouterr().err
+    assert url in error
+    assert error.count("\n") == 1
+
+
+def test_a_key_that_no_header_can_carry_is_named(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, address, "one\ntwo", as_json=False) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"fermata ps: {address} (--url) cannot be asked")
+    assert "one" not in error.removeprefix("fermata ps: ")
+
+
+def test_a_file_is_no_state_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "journal.db"
+    file.write_bytes(b"")
+    assert run(file, None, None, as_json=False) == 2
+    assert capsys.readouterr().err == (
+        f"fermata ps: {file} is no folder: --state takes a server's folder\n"
     )
 
 
