@@ -1,7 +1,8 @@
 """`fermata cache verify`: every file of saved KV, read whole, against its checksum and the journal.
 
 It only reads, so it may run beside the server. What the server removes meanwhile is no finding: a
-block counts only if the journal still knows it after its file was found bad.
+block counts only if the journal still knows it after its file was found bad. Nor is a file unknown
+that the journal learned of meanwhile, or that has gone.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from journal import audit
 from journal.audit import BlockFigures
 from journal.errors import JournalError
+from journal.files import journal_file
 from journal.reader import JournalReader
 from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
 from scheduler.kvcache.store import BlockStore, ReadFailed
@@ -36,7 +38,7 @@ def run(state: Path, *, as_json: bool) -> int:
     """Prints findings, one line each, and a last line that counts. Returns the exit status."""
     try:
         with JournalReader.open(state) as reader:
-            report = verify(reader, BlockStore(state / "kv"))
+            report = verify(reader, BlockStore(journal_file(state).parent / "kv"))
     except JournalError as error:
         print(f"fermata cache verify: {error}", file=sys.stderr)
         return UNUSABLE
@@ -55,10 +57,8 @@ def run(state: Path, *, as_json: bool) -> int:
 def verify(reader: JournalReader, store: BlockStore) -> Report:
     """Reads every file that the journal knows to be on disk."""
     report = Report()
-    known: set[str] = set()
     for block in audit.blocks(reader):
         for file, num_bytes in files_of(block):
-            known.add(file.path)
             if block.saved_at is None:
                 continue
             report.num_files += 1
@@ -67,7 +67,9 @@ def verify(reader: JournalReader, store: BlockStore) -> Report:
             wrong = finding_of(found, num_bytes)
             if wrong is not None and still_there(reader, block, file):
                 report.findings.append(f"{file.path}: {wrong}")
-    report.unknown = sorted(set(paths_in(store.folder)) - known)
+    found_now = set(paths_in(store.folder))
+    known = {file.path for block in audit.blocks(reader) for file, _ in files_of(block)}
+    report.unknown = sorted(p for p in found_now - known if (store.folder / p).is_file())
     return report
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from journal.reader import JournalReader
+from scheduler.kvcache.store import BlockStore
 from tests.integration.http_server import RunningServer, running
 from tests.integration.test_http_cache import KV, NUM_TOKENS, ask, wait_for_saves
 from tools import audit, cache, cache_verify
@@ -123,6 +125,31 @@ def test_verify_compares_sizes_and_counts_what_nobody_knows(
     line, last = capsys.readouterr().out.splitlines()
     assert line.endswith("bytes, the journal says 7")
     assert last.endswith("1 unknown files, 1 findings")
+
+
+def test_verify_calls_nothing_unknown_that_the_server_saves_or_removes_meanwhile(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths_in = cache_verify.paths_in
+
+    def meanwhile(folder: Path) -> list[str]:
+        ask(server, "Quite another text. " * 8)
+        wait_for_saves(server, NUM_BLOCKS + 10)
+        paths = [*paths_in(folder), "gone"]
+        assert len(paths) == NUM_BLOCKS + 11
+        return paths
+
+    monkeypatch.setattr(cache_verify, "paths_in", meanwhile)
+    with JournalReader.open(server.folder) as reader:
+        report = cache_verify.verify(reader, BlockStore(server.folder / "kv"))
+    assert (report.num_files, report.unknown) == (NUM_BLOCKS, [])
+
+
+def test_verify_takes_the_journal_in_place_of_its_folder(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cache_verify.run(stopped / "journal.db", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["num_files"] == NUM_BLOCKS
 
 
 def test_verify_without_a_journal_exits_2(
