@@ -227,9 +227,9 @@ def resume_started(state: SchedulerState, event: events.ResumeStarted) -> None:
 
 def request_resumed(state: SchedulerState, event: events.RequestResumed) -> None:
     request = state.get(event.request_id)
+    enter(request, "request_resumed")
     assert not request.restoring, "a row goes on when it has been filled"
     assert request.num_cached_tokens == event.num_cached_tokens, "the row is what was restored"
-    enter(request, "request_resumed")
     forget_pause(request)
     request.resumed_tokens = event.num_cached_tokens
 
