@@ -48,6 +48,9 @@ def ready(model: ModelFacts = MODEL, domain: str = DOMAIN) -> events.EngineReady
 class KvDriver(CoreDriver):
     """`plans` are the saves that are planned and have not been answered, in their order."""
 
+    PREFIX = ""
+    """Before the letter that names a request."""
+
     def __init__(self, limits: Limits = KV_LIMITS, model: ModelFacts = MODEL) -> None:
         super().__init__(limits, model)
         self.plans: list[PlannedBlock] = []
@@ -79,9 +82,8 @@ class KvDriver(CoreDriver):
     ) -> list[Decision]:
         """A request whose prompt has these blocks and some tokens more. Number 1 is named a."""
         number = self.state.next_number
-        arrival = self.receive(
-            len(chain) * BLOCK + more_tokens, max_tokens, name=ascii_lowercase[number - 1]
-        )
+        name = self.PREFIX + ascii_lowercase[number - 1]
+        arrival = self.receive(len(chain) * BLOCK + more_tokens, max_tokens, name=name)
         arrival = msgspec.structs.replace(
             arrival, num_suffix_tokens=suffix_tokens, keep_output=keep_output
         )
@@ -105,7 +107,8 @@ class KvDriver(CoreDriver):
         [command] = [
             r.event
             for r in reversed(self.records)
-            if isinstance(r.event, events.RequestAdmitted) and r.event.request_id == name
+            if isinstance(r.event, events.RequestAdmitted | events.ResumeStarted)
+            and r.event.request_id == name
         ][:1]
         num_tokens = command.num_cached_tokens if num_tokens < 0 else num_tokens
         return events.ChainRestored(
@@ -127,7 +130,7 @@ class KvDriver(CoreDriver):
     def run(self, chain: str, more_tokens: int = 1, **details: int) -> str:
         """A request from its arrival to its end, with all that it saves; its name."""
         self.ask(chain, more_tokens, **details)  # pyright: ignore[reportArgumentType]
-        name = ascii_lowercase[self.state.next_number - 2]
+        name = self.PREFIX + ascii_lowercase[self.state.next_number - 2]
         if self.request(name).restoring:
             self.step(self.restored(name))
         self.prefill()

@@ -51,8 +51,8 @@ def test_a_long_file_is_found() -> None:
 
 
 def test_a_large_core_is_found() -> None:
-    half = "x = 1\n" * 1_750
-    files = {"scheduler/loop.py": half, "scheduler/policy.py": half, "scheduler/state.py": half}
+    third = "x = 1\n" * 1_500
+    files = {f"scheduler/{name}.py": third for name in ("loop", "policy", "state", "evolve")}
     assert found(sizes.check_core, files) == []
     assert found(sizes.check_core, {**files, "scheduler/memory.py": "x = 1\n"}) == [
         "scheduler/policy.py:1: the pure core has 4501 lines in all (4500 is the limit)"

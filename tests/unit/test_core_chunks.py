@@ -1,6 +1,7 @@
 """Which tokens are fed next, and which rows decode together."""
 
 import msgspec
+import pytest
 
 from journal import events
 from scheduler.request import Phase
@@ -56,14 +57,34 @@ def test_prompt_of_one_token_decodes_at_once() -> None:
     assert driver.state.batch_rows == [1]
 
 
-def test_prompts_take_turns_and_the_one_that_waited_longest_comes_first() -> None:
-    driver = ready(chunk_tokens=10)
-    turns = planned(driver.serve(31, 31))
-    for _ in range(3):
-        turns += planned(driver.step(driver.chunk_done()))
+def test_prompt_with_least_left_to_prefill_comes_first() -> None:
+    driver = ready(chunk_tokens=10, chunk_tokens_beside_rows=10)
+    turns = planned(driver.serve(51, 21))
     turns += planned(driver.step(driver.receive(31, name="c"), driver.chunk_done()))
+    assert planned(driver.step(driver.chunk_done())) == [], "b decodes, and a step of it is due"
+    turns += planned(driver.step(driver.decoded()))
+    assert turns == [(2, 0, 10), (2, 10, 10), (3, 0, 10)]
+
+
+def test_prompts_of_one_length_go_in_the_order_of_arrival() -> None:
+    driver = ready(chunk_tokens=10)
+    turns = planned(driver.serve(21, 21))
     turns += planned(driver.step(driver.chunk_done()))
-    assert turns == [(1, 0, 10), (2, 0, 10), (1, 10, 10), (2, 10, 10), (3, 0, 10), (1, 20, 10)]
+    assert turns == [(1, 0, 10), (1, 10, 10)]
+
+
+def test_long_prompt_is_not_passed_for_ever() -> None:
+    driver = ready(chunk_tokens=100)
+    driver.serve(301, 101)
+    fed = 0
+    while driver.state.chunk == Chunk(number=fed + 2, chunk=fed + 1, start=0, length=100):
+        fed += 1
+        name = driver.state.requests[fed + 1].request_id
+        gone = events.CancelRequested(request_id=name)
+        driver.step(driver.chunk_done(), gone, driver.receive(101, name=f"short{fed}"))
+    # Each chunk of others is worth a quarter of one: 300 - 8 * 25 = 100, and it came first.
+    assert fed == 8
+    assert driver.state.chunk == Chunk(number=1, chunk=9, start=0, length=100)
 
 
 def test_chunk_beside_a_running_row_is_small() -> None:
@@ -71,6 +92,43 @@ def test_chunk_beside_a_running_row_is_small() -> None:
     driver.serve(1)
     driver.step(driver.receive(300, name="b"))
     assert planned(driver.step(driver.decoded())) == [(2, 0, 8)]
+
+
+def beside_a_row(gap_ms: int, step_ms: int, chunk_ms: int) -> list[tuple[int, int, int]]:
+    """The second chunk beside a running row, when a step and a chunk of 64 tokens took so long."""
+    driver = ready(chunk_tokens=1_000, chunk_tokens_beside_rows=64, gap_ns=gap_ms * 10**6)
+    driver.serve(1)
+    driver.step(driver.receive(5_000, name="b"))
+    step = msgspec.structs.replace(driver.decoded(), duration_ns=step_ms * 10**6)
+    assert planned(driver.step(step)) == [(2, 0, 64)], "nothing is known yet"
+    done = msgspec.structs.replace(driver.chunk_done(), duration_ns=chunk_ms * 10**6)
+    driver.step(done)
+    return planned(driver.step(step))
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "step_ms", "chunk_ms", "length"),
+    [
+        (250, 50, 64, 180),  # 1 ms a token: 200 ms are left beside the step, less a tenth
+        (100, 80, 64, 72),  # twice the step is more than the setting
+        (250, 50, 1, 1_000),  # never more than a chunk without rows
+        (250, 50, 64_000, 1),  # never nothing
+        (0, 50, 1, 64),  # no bound on the gap: the setting for chunks beside rows
+    ],
+)
+def test_chunk_beside_a_row_keeps_the_bound_on_the_gap(
+    gap_ms: int, step_ms: int, chunk_ms: int, length: int
+) -> None:
+    assert beside_a_row(gap_ms, step_ms, chunk_ms) == [(2, 64, length)]
+
+
+def test_times_are_means_that_forget() -> None:
+    driver = ready(chunk_tokens=10, gap_ns=1)
+    driver.serve(41)
+    for duration_ns in (10, 50):
+        done = msgspec.structs.replace(driver.chunk_done(), duration_ns=duration_ns)
+        driver.step(done)
+    assert driver.state.prefill_ns_per_1k == (3 * 1_000 + 5_000) // 4
 
 
 def test_chunk_is_large_again_when_the_running_row_has_ended() -> None:

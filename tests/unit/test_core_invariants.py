@@ -49,12 +49,13 @@ def test_whole_state_is_sound() -> None:
 
 CHEAP = [
     (setting("batch_rows", [1, 2, 3]), "batch is part of the rows"),
-    (setting("waiting", [3]), "waiting, held or admitted"),
-    (setting("held", []), "waiting, held or admitted"),
+    (setting("waiting", [3]), "waiting, held back, admitted or paused"),
+    (setting("held", []), "waiting, held back, admitted or paused"),
     (setting("arrivals", [1]), "decide has answered"),
     (setting("endings", [1]), "decide has answered"),
     (setting("cancellations", [1]), "decide has answered"),
     (setting("failures", [1]), "decide has answered"),
+    (setting("holds", [1]), "decide has answered"),
     (setting("reserved_bytes", -1), "not negative"),
 ]
 
@@ -67,7 +68,7 @@ WHOLE = [
     (setting("request_id", "x", 1), "name the same requests"),
     (setting("batch_rows", [2]), "batch is the rows that decode"),
     (setting("batch_rows", []), "batch is the rows that decode"),
-    (setting("admitted", [1, 3]), "what waits has no row"),
+    (setting("admitted", [1, 3]), "what waits or is paused has no row"),
     (setting("leaving", {}), "reserved bytes are"),
     (setting("reserved_bytes", 7, 2), "reserved bytes are"),
     (setting("reserved_tokens", 7), "reserved tokens are"),
@@ -126,7 +127,11 @@ def test_request_that_has_ended_does_not_stay() -> None:
     state = busy()
     state.chunk = None
     state.requests[2].phase = Phase.FINISHED
-    with pytest.raises(InvariantBroken, match="is open"):
+    with pytest.raises(InvariantBroken, match="has no row"):
+        check(state)
+    state.requests[2].phase = Phase.PREFILLING
+    state.requests[3].phase = Phase.FINISHED
+    with pytest.raises(InvariantBroken, match="is queued and waits"):
         check(state)
 
 

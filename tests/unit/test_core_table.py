@@ -9,13 +9,25 @@ import pytest
 from journal import events
 from journal.events import Record
 from scheduler.evolve import evolve
-from scheduler.request import ENDS, OPEN, TRANSITIONS, IllegalTransition, Phase, enter
+from scheduler.request import ENDS, OPEN, TRANSITIONS, IllegalTransition, Phase, Request, enter
+from scheduler.runs import is_whole
 from scheduler.state import SchedulerState
 from tests.unit.core_driver import LIMITS, CoreDriver, engine_ready, request_in
-from tests.unit.kv_driver import busy_with_blocks
+from tests.unit.hold_driver import hold_limits
+from tests.unit.hold_lives import busy_with_holds
+from tests.unit.kv_driver import busy_with_blocks, ready
 
-ABOUT_BLOCKS = (events.BlockSavePlanned, events.BlocksEvicted, events.TierShrunk)
-"""Decisions that leave every request in its phase."""
+ABOUT_BLOCKS = (
+    events.BlockSavePlanned,
+    events.BlocksEvicted,
+    events.TierShrunk,
+    events.ReclaimStarted,
+    events.EmergencyDeclared,
+    events.ChainPinned,
+    events.KvDropped,
+    events.ChainUnpinned,
+)
+"""Decisions about blocks and memory, which leave every request in its phase."""
 PAIRS = sorted(product(Phase, events.KINDS), key=str)
 
 
@@ -90,17 +102,23 @@ def moves(records: list[Record]) -> Iterator[tuple[Phase, str, Phase]]:
             yield before[number], kind(record.event), after
 
 
+def begins_anew(state: SchedulerState, request: Request) -> bool:
+    """Whether a start changes something of it: what is held, or all but held, stays as it is."""
+    is_held = request.phase is Phase.PAUSED
+    return not is_held and not (request.phase is Phase.PAUSING and is_whole(state, request))
+
+
 def about(state: SchedulerState, event: events.AnyEvent) -> list[int]:
     """The open requests whose life this event is part of."""
     match event:
         case events.ServerStarted():
-            return list(state.requests)
+            return [n for n, request in state.requests.items() if begins_anew(state, request)]
         case events.BatchChanged():
             return list(event.joined)
         case events.TokensDecoded():
             return [n for n, count in zip(event.numbers, event.counts, strict=True) if count]
         case events.ChainRestored():
-            return [event.number]
+            return [event.number] if event.number in state.requests else []
         case _ if isinstance(event, ABOUT_BLOCKS):
             return []
         case _ if type(event) in events.DECISIONS:
@@ -111,21 +129,45 @@ def about(state: SchedulerState, event: events.AnyEvent) -> list[int]:
 
 def test_table_lists_what_happens_and_nothing_else() -> None:
     lives = [*lives_of(1), *lives_of(600), busy_with_blocks().records]
+    lives += [driver.records for driver in busy_with_holds()]
     seen = {move for life in lives for move in moves(life)}
     assert seen == {(phase, kind, after) for (phase, kind), after in TRANSITIONS.items()}
 
 
 def in_phase(phase: Phase) -> CoreDriver:
     """A run with the request `a`, number 1, in this open phase."""
-    driver = CoreDriver()
+    driver = CoreDriver(hold_limits()) if phase in HELD else CoreDriver()
     driver.begin_run()
-    driver.step(driver.receive(3, name="a"))
+    driver.step(driver.receive(20, name="a"), blocks_named("a"))
     if phase is not Phase.WAITING:
-        driver.step(engine_ready())
-    if phase is Phase.DECODING:
+        driver.step(ready() if phase in HELD else engine_ready())
+    if phase is Phase.DECODING or phase in HELD:
         driver.prefill()
+    if phase in HELD:
+        come_into(driver, phase)
     assert driver.request("a").phase is phase
     return driver
+
+
+HELD = (Phase.PAUSING, Phase.PAUSED, Phase.RESUMING)
+
+
+def blocks_named(name: str) -> events.BlocksNamed:
+    return events.BlocksNamed(request_id=name, first=0, hashes=("x",))
+
+
+def come_into(driver: CoreDriver, phase: Phase) -> None:
+    """From the batch into a pause, and out of it again."""
+    driver.step(events.BlockSaved(hash="x", part="block", saved_bytes=16_000, duration_ns=1))
+    driver.step(events.HoldRequested(request_id="a"))
+    if phase is not Phase.PAUSING:
+        saved = events.ChainSaved(
+            request_id="a", number=1, tail_start=16, num_tokens=19, tail_bytes=1, duration_ns=1
+        )
+        driver.step(saved)
+        driver.step(driver.freed("a"))
+    if phase is Phase.RESUMING:
+        driver.step(events.ReleaseRequested(request_id="a"))
 
 
 DECISIONS: list[events.AnyEvent] = [
@@ -154,12 +196,53 @@ DECISIONS: list[events.AnyEvent] = [
         request_id="a", number=1, reason="engine_failed", detail="", num_output_tokens=0
     ),
     events.RequestDeferred(request_id="a", number=1, hash="h", computed_by=2, until_ns=9),
+    events.PauseStarted(
+        request_id="a",
+        number=1,
+        reason="operator",
+        usage_bytes=0,
+        ceiling_bytes=None,
+        rank=0,
+        num_candidates=0,
+        frees_bytes=0,
+        unsaved_bytes=0,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+    ),
+    events.TailSavePlanned(request_id="a", number=1, tail_start=0),
+    events.RequestPaused(
+        request_id="a",
+        number=1,
+        reason="operator",
+        had_row=False,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+    ),
+    events.ResumeStarted(
+        request_id="a",
+        number=1,
+        num_known_tokens=20,
+        num_cached_tokens=0,
+        reserved_bytes=1,
+        in_use_bytes=0,
+        ceiling_bytes=None,
+        num_admitted=0,
+        solo=False,
+        num_blocks=0,
+        has_tail=False,
+        num_memory_tokens=0,
+        num_disk_tokens=0,
+        parted_because="",
+        held_ns=0,
+    ),
+    events.RequestResumed(request_id="a", number=1, num_cached_tokens=0, num_lost_tokens=0),
 ]
 
 
 def test_list_of_decisions_is_whole() -> None:
     about_requests = [kind for kind in events.DECISIONS if kind not in ABOUT_BLOCKS]
-    assert [type(decision) for decision in DECISIONS] == about_requests
+    assert {type(decision) for decision in DECISIONS} == set(about_requests)
+    assert len(DECISIONS) == len(about_requests)
 
 
 def kind(decision: events.AnyEvent) -> str:

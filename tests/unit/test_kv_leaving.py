@@ -7,8 +7,8 @@ from journal import events
 from scheduler.deadlines import deadline_ns
 from scheduler.effects import RemoveFiles
 from scheduler.eviction import MAX_EVICTED
-from scheduler.prefix import change
 from tests.unit.core_driver import LIMITS
+from tests.unit.hold_driver import HoldDriver
 from tests.unit.kv_driver import (
     BLOCK,
     BLOCK_BYTES,
@@ -109,14 +109,20 @@ def test_what_is_leased_stays_and_what_is_below_it() -> None:
     assert gone(driver) == [("cleared", ("xyz",))]
 
 
-@pytest.mark.parametrize(("pinned", "left"), [("xy", ["x", "xy"]), ("xyz", ["x", "xy", "xyz"])])
-def test_what_is_pinned_stays(pinned: str, left: list[str]) -> None:
-    driver = KvDriver()
+@pytest.mark.parametrize("pinned", ["xy", "xyz"])
+def test_what_a_held_request_pins_stays(pinned: str) -> None:
+    driver = HoldDriver()
     driver.run("xyz")
-    change(driver.state.index, pinned, pins=1)  # no decision pins yet
+    driver.ask(pinned, 2)
+    driver.step(driver.restored("req_b"))
+    driver.feed()
+    driver.pause("req_b")
     driver.step(events.ClearRequested(by="test"))
-    assert driver.on_disk == left
+    assert driver.on_disk == list(names_of(pinned))
     assert deadline_ns(driver.state) is None
+    driver.step(events.CancelRequested(request_id="req_b"))
+    driver.step(events.ClearRequested(by="test"))
+    assert driver.on_disk == []
 
 
 def test_a_block_is_not_sent_away_in_the_step_that_leases_it() -> None:
