@@ -164,7 +164,7 @@ class KvStore:
         """See `KvPort.restore`."""
         return Restore(
             command,
-            self.codec.filler(caches, num_room_tokens),
+            lambda: self.codec.filler(caches, num_room_tokens),
             fetch=self.fetch,
             used=self.used,
             files=lambda name, is_state: file_of(self.domain, name, is_state=is_state),

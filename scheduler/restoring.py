@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from scheduler.engine.base import BadFile, RestoreRow, RowRestored
 from scheduler.kvcache.codec import Filler, WrongBlock
@@ -14,7 +15,8 @@ MAX_BAD = 8
 
 
 class Restore:
-    """See the module's text. `used` is told of each block that the row was filled from.
+    """See the module's text. `make_filler` is called once, here; `used` is told of each block that
+    the row was filled from.
 
     Where layers cannot be cut, the state of the deepest boundary follows the blocks. If a file is
     bad, the row goes on from the last position before it that it can: the end of the last good
@@ -24,7 +26,7 @@ class Restore:
     def __init__(
         self,
         command: RestoreRow,
-        filler: Filler,
+        make_filler: Callable[[], Filler],
         *,
         fetch: Fetch,
         used: Callable[[Read], None],
@@ -35,7 +37,6 @@ class Restore:
         announce: Announce,
     ) -> None:
         self.command = command
-        self.filler = filler
         self.fetch = fetch
         self.used = used
         self.files = files
@@ -47,7 +48,12 @@ class Restore:
         wanted = [files(name, False) for name in command.hashes]
         if command.states:
             wanted.append(files(command.hashes[command.states[-1] - 1], True))
+        # The disk is busy already while the memory of the row is made ready, which takes as long.
         self.ahead = ReadAhead(fetch, wanted, ready, end_thread, announce)
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(self.ahead.close)
+            self.filler = make_filler()
+            if_it_fails.pop_all()
 
     def advance(self, *, wait: bool) -> RowRestored | None:
         """See `Restoring.advance`."""
