@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from api.capacity import memory_object
-from api.deps import CurrentApi
+from api.deps import Api, CurrentApi
 from api.errors import json_response
 from api.metrics import CONTENT_TYPE
 from scheduler.metrics import Metrics as SchedulerMetrics
@@ -30,16 +30,24 @@ async def health(api: CurrentApi) -> Response:
         "model": None if served is None else served.name,
         "blas": None if served is None else served.blas,
         "device": None if served is None else device_of(served.blas),
-        "saving": saving_object(service.saving_stopped, enabled=api.settings.kv.enabled),
+        "saving": saving_object(api),
         "memory": memory_object(service.metrics.memory, time.time_ns()),
         "journal": journal_object(api.settings.state / "journal.db", service.metrics),
     }
     return json_response(body)
 
 
-def saving_object(stopped: str | None, *, enabled: bool) -> dict[str, object]:
-    """Whether KV is saved. A disk that is full or fails stops that, and nothing else."""
-    return {"enabled": enabled, "stopped": stopped is not None, "reason": stopped}
+def saving_object(api: Api) -> dict[str, object]:
+    """Whether KV is saved. A disk that is full or fails, or a bug in a writer, stops that, and
+    nothing else.
+    """
+    reason = api.service.saving_stopped
+    return {
+        "enabled": api.settings.kv.enabled,
+        "stopped": reason is not None,
+        "reason": reason,
+        "detail": None if reason is None else api.service.stopped_detail,
+    }
 
 
 def state_of(readiness: Readiness) -> str:
@@ -66,10 +74,12 @@ def journal_object(path: Path, metrics: SchedulerMetrics) -> dict[str, object]:
 @router.get("/ready")
 async def ready(api: CurrentApi) -> Response:
     """200 if requests are taken and worked on; 503 while the model loads, while the server stops,
-    and when work waits and the last step is too old. Its age is in the answer.
+    and when work waits and the last step is too old. Its age is in the answer, and whether KV is
+    saved: without that, requests are served as well, and only start from nothing more often.
     """
     readiness = api.service.readiness()
-    return json_response(asdict(readiness), status=200 if readiness.ready else 503)
+    body = {**asdict(readiness), "saving": saving_object(api)}
+    return json_response(body, status=200 if readiness.ready else 503)
 
 
 @router.get("/metrics")

@@ -104,9 +104,11 @@ class BlockSaveFailed(Event, frozen=True, kw_only=True):
 
 
 class SavingStopped(Event, frozen=True, kw_only=True):
-    """The disk is full or fails: nothing is saved until `saving_resumed`."""
+    """The disk is full or fails: nothing is saved until `saving_resumed`. After a `bug` of ours, in
+    a thread that saves, nothing is before the next start.
+    """
 
-    reason: Literal["disk_full", "io_error"]
+    reason: Literal["disk_full", "io_error", "bug"]
     detail: str
 
 

@@ -36,7 +36,6 @@ from scheduler.kvcache.writers import (
     ItemTooLarge,
     SavingResumed,
     SavingStopped,
-    WriterDied,
     WriterResult,
     Writers,
 )
@@ -83,6 +82,7 @@ class KvStore:
         self.swept = threading.Event()
         self.keeper: threading.Thread | None = None
         self.reported_bytes: int | None = None
+        self.stopped_detail: str | None = None
 
     # The engine's thread
 
@@ -202,11 +202,13 @@ class KvStore:
             case SaveFailed():
                 self.deliver(save_failed(result))
             case SavingStopped():
+                if result.reason == "bug":
+                    log.error("a writer of blocks has a bug: no KV is saved", error=result.detail)
+                self.stopped_detail = result.detail
                 self.deliver(events.SavingStopped(reason=result.reason, detail=result.detail))
             case SavingResumed():
+                self.stopped_detail = None
                 self.deliver(events.SavingResumed(stopped_ns=result.stopped_ns))
-            case WriterDied():
-                log.error("a writer of blocks has a bug", error=result.error)
 
     # The loop's thread
 

@@ -185,6 +185,11 @@ class Service:
         """Why no KV is saved at present; null while it is, and where it never is."""
         return self._run.state.index.stopped
 
+    @property
+    def stopped_detail(self) -> str | None:
+        """What the disk, or a bug of ours, said when saving stopped."""
+        return None if self._run.kv is None else self._run.kv.stopped_detail
+
     async def find(self, request_id: str) -> RequestStream | None:
         """The request's stream: the live one, or one rebuilt from the journal, as long as its
         tokens are kept.

@@ -2,7 +2,8 @@
 
 `offer` never waits. A block that finds no room stays unsaved in its row, and is offered again
 later. When the disk is full or fails, saving stops as a whole: what is queued is given up, nothing
-more is taken, and a probe at intervals finds out when it may go on.
+more is taken, and a probe at intervals finds out when it may go on. A writer that ends by an error
+of ours stops saving too, and then nothing finds out: that lasts until the server starts again.
 """
 
 import sys
@@ -17,12 +18,14 @@ from scheduler.kvcache.fileformat import Tensor
 from scheduler.kvcache.naming import KeptFile
 from scheduler.kvcache.store import BlockStore, Saved, SaveFailed
 
-StopReason = Literal["disk_full", "io_error"]
+StopReason = Literal["disk_full", "io_error", "bug"]
 
 
 @dataclass(frozen=True, slots=True)
 class SavingStopped:
-    """Nothing is saved from here on, until `SavingResumed`."""
+    """Nothing is saved from here on, until `SavingResumed`; which never comes after a `bug`: the
+    thread of a writer has ended by an error of ours.
+    """
 
     reason: StopReason
     detail: str
@@ -35,14 +38,7 @@ class SavingResumed:
     stopped_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriterDied:
-    """A writer's thread ended by an error of ours. What it had in hand stays counted as held."""
-
-    error: str
-
-
-WriterResult = Saved | SaveFailed | SavingStopped | SavingResumed | WriterDied
+WriterResult = Saved | SaveFailed | SavingStopped | SavingResumed
 Deliver = Callable[[WriterResult], None]
 Item = tuple[KeptFile, Mapping[str, Tensor]]
 
@@ -80,9 +76,10 @@ class Writers:
         self._probe_interval_s = probe_interval_s
         self._changed = threading.Condition()
         self._queue: deque[Item] = deque()
-        self._in_hand: list[KeptFile] = []
+        self._in_hand: dict[int, tuple[KeptFile, int]] = {}
         self._held_bytes = 0
         self._closing = False
+        self._has_bug = False
         self._stopped_bytes = 0
         self._stopped_ns = 0
         self._probe_at_ns: int | None = None
@@ -102,7 +99,7 @@ class Writers:
 
     @property
     def stopped(self) -> bool:
-        """Whether saving has stopped because of the disk."""
+        """Whether saving has stopped."""
         with self._changed:
             return self._stopped_ns > 0
 
@@ -137,7 +134,7 @@ class Writers:
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: not self._queue and not self._in_hand, limit_s)
-            unsaved = [file for file, _ in self._queue] + self._in_hand
+            unsaved = [file for file, _ in [*self._queue, *self._in_hand.values()]]
             given_up = self._clear_queue("the server ends")
             self._changed.notify_all()
         self._deliver_all(given_up)
@@ -154,11 +151,28 @@ class Writers:
                 result = self._store.save(file, tensors)
                 # The arrays are let go before their bytes are called free.
                 del item, tensors
-                self._done(file, num_bytes, result)
+                self._done(num_bytes, result)
         finally:
             error = sys.exception()
             if error is not None:
-                self._deliver(WriterDied(f"{type(error).__name__}: {error}"))
+                self._die(f"{type(error).__name__}: {error}")
+
+    def _die(self, detail: str) -> None:
+        """Stops saving for good: the next block may meet the same bug. What this thread had in
+        hand stays counted as held, since the error still holds it.
+        """
+        results: list[WriterResult] = []
+        with self._changed:
+            in_hand = self._in_hand.pop(threading.get_ident(), None)
+            if in_hand is not None:
+                results.append(SaveFailed(in_hand[0], "given_up", detail, in_hand[1]))
+            if not self._has_bug:
+                results.append(SavingStopped("bug", detail))
+            self._has_bug = True
+            self._stopped_ns = self._stopped_ns or time.monotonic_ns()
+            results += self._clear_queue(detail)
+            self._changed.notify_all()
+        self._deliver_all(results)
 
     def _next(self) -> Item | None:
         """Waits for work; takes care of probes meanwhile. Nothing: the thread is to end."""
@@ -167,7 +181,7 @@ class Writers:
                 self._changed.wait_for(self._has_work, self._probe_wait_s())
                 if self._queue:
                     item = self._queue.popleft()
-                    self._in_hand.append(item[0])
+                    self._in_hand[threading.get_ident()] = (item[0], item_bytes(item[1]))
                     return item
                 if self._closing:
                     return None
@@ -189,10 +203,10 @@ class Writers:
             return None
         return max(0.0, (self._probe_at_ns - time.monotonic_ns()) / 1e9)
 
-    def _done(self, file: KeptFile, num_bytes: int, result: Saved | SaveFailed) -> None:
+    def _done(self, num_bytes: int, result: Saved | SaveFailed) -> None:
         results: list[WriterResult] = [result]
         with self._changed:
-            self._in_hand.remove(file)
+            del self._in_hand[threading.get_ident()]
             self._held_bytes -= num_bytes
             if isinstance(result, SaveFailed) and not self._stopped_ns:
                 results += self._stop(result)
@@ -224,6 +238,8 @@ class Writers:
         error = self._store.probe(num_bytes)
         with self._changed:
             self._probing = False
+            if self._has_bug:
+                return  # Whatever the disk says now.
             if error is not None:
                 if self._probe_at_ns is None:  # Nobody asked for another one meanwhile.
                     self._probe_at_ns = self._next_probe_ns()

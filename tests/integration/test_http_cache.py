@@ -15,6 +15,7 @@ from journal import audit
 from journal.events import RequestReceived
 from journal.reader import JournalReader
 from journal.verify import verify as findings_of
+from scheduler.kvcache.store import BlockStore
 from tests.integration.events import stream
 from tests.integration.http_server import TIMEOUT_S, RunningServer, running
 
@@ -129,6 +130,7 @@ def test_the_cache_is_shown_in_numbers(state_folder: Path) -> None:
             "enabled": True,
             "stopped": False,
             "reason": None,
+            "detail": None,
         }
 
 
@@ -175,11 +177,41 @@ def test_a_full_disk_stops_saving_and_nothing_else(state_folder: Path) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not server.http.get("/health").json()["saving"]["stopped"]:
             assert time.monotonic() < deadline, "saving did not stop"
-        assert server.http.get("/health").json()["saving"]["reason"] == "disk_full"
+        saving = server.http.get("/health").json()["saving"]
+        assert saving["reason"] == "disk_full"
+        assert "bytes are free" in saving["detail"]
         assert server.http.get("/v1/cache").json()["stopped"] == "disk_full"
         assert metric(server, "fermata_kv_save_failures_total") > 0
         assert server.http.get("/ready").status_code == 200
         ask(server)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_a_writer_is_seen_and_stops_nothing_else(
+    state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a defect")
+
+    with running(state_folder, kv=KV) as server:
+        monkeypatch.setattr(BlockStore, "save", broken)
+        ask(server)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not server.http.get("/ready").json()["saving"]["stopped"]:
+            assert time.monotonic() < deadline, "nothing says that saving has stopped"
+        for path in ("/health", "/ready"):
+            answer = server.http.get(path)
+            saving = answer.json()["saving"]
+            assert (answer.status_code, saving["reason"]) == (200, "bug")
+            assert saving["detail"] == "KeyError: 'a defect'"
+        shown = server.http.get("/v1/cache").json()
+        assert (shown["stopped"], shown["writing_bytes"]) == ("bug", 0)
+        ask(server)
+    monkeypatch.undo()
+    with running(state_folder, kv=KV) as server:
+        ask(server)
+        wait_for_saves(server, NUM_TOKENS // 16)
+        assert server.http.get("/ready").json()["saving"]["stopped"] is False
 
 
 def test_the_journal_knows_the_suffix_of_a_chat(state_folder: Path) -> None:

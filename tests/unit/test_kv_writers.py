@@ -12,7 +12,6 @@ from scheduler.kvcache.writers import (
     ItemTooLarge,
     SavingResumed,
     SavingStopped,
-    WriterDied,
     WriterResult,
     Writers,
 )
@@ -219,18 +218,87 @@ def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
     assert isinstance(office.results.get(timeout=20), Saved | SaveFailed)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_writer_that_dies_says_so(tmp_path: Path) -> None:
-    office = Office(tmp_path)
+class Defect:
+    """The next flush raises what no disk raises, and ends a writer's thread."""
 
-    dying: list[threading.Thread] = []
+    def __init__(self, office: Office) -> None:
+        self._files = office.files
+        self._dying: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+        office.files.flush = self
 
-    def broken(descriptor: int) -> None:
-        dying.append(threading.current_thread())
+    def __call__(self, descriptor: int) -> None:  # noqa: ARG002
+        del self._files.flush
+        self._dying.put(threading.current_thread())
         raise RuntimeError("a defect")
 
-    office.files.flush = broken
+    def wait(self) -> None:
+        """Returns when the thread has ended."""
+        self._dying.get(timeout=20).join(20)
+
+
+def probes_of(office: Office) -> threading.Semaphore:
+    """What is released at each probe from here on."""
+    probed = threading.Semaphore(0)
+    free_bytes = office.files.free_bytes
+
+    def note(folder: Path) -> int:
+        probed.release()
+        return free_bytes(folder)
+
+    office.files.free_bytes = note
+    return probed
+
+
+BUG = SavingStopped("bug", "RuntimeError: a defect")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_writer_that_dies_stops_saving_for_good(tmp_path: Path) -> None:
+    """Also when another one finds that the disk is fine."""
+    office = Office(tmp_path, num_threads=2)
+    defect = Defect(office)
     office.offer(1)
-    assert office.take(1) == [WriterDied("RuntimeError: a defect")]
-    dying[0].join()
+    failed, stopped = office.take(2)
+    assert isinstance(failed, SaveFailed)
+    assert (failed.file, failed.kind) == (block(1), "given_up")
+    assert stopped == BUG
+    defect.wait()
     assert office.writers.held_bytes == ITEM_BYTES
+    probed = probes_of(office)
+    office.writers.probe()
+    assert probed.acquire(timeout=20)
+    assert office.writers.close(NEVER_S) == [], "a stop does not wait for the dead"
+    assert office.writers.stopped
+    assert office.offer(2) == [False]
+    assert office.results.empty()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_waits_is_given_up_when_a_writer_dies(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.hold()
+    defect = Defect(office)
+    office.offer(1, 2, 3)
+    office.let_go()
+    first, stopped, *rest = office.take(4)
+    defect.wait()
+    assert stopped == BUG
+    assert [(r.file, r.kind) for r in (first, *rest) if isinstance(r, SaveFailed)] == [
+        (block(number), "given_up") for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_a_probe_stops_saving_for_good(tmp_path: Path) -> None:
+    """The disk was at fault before; now it is something that no probe finds the end of."""
+    office = Office(tmp_path, num_threads=2)
+    office.files.fail("write", 1, errno.EIO)
+    office.offer(1)
+    office.take(2)
+    defect = Defect(office)
+    office.writers.probe()
+    assert office.take(1) == [BUG]
+    defect.wait()
+    assert office.writers.close(NEVER_S) == []
+    assert office.writers.stopped
+    assert office.results.empty()
