@@ -135,9 +135,10 @@ class SchedulerCollector:
 
 
 def memory_metrics(memory: MemoryView) -> Iterator[Metric]:
-    """Memory as of the last reading. Without a ceiling there are no marks."""
+    """Memory as of the last reading. Without a ceiling there are no marks, and no readings."""
+    usage_bytes = None if memory.ceiling_bytes is None else memory.usage_bytes
     for name, text, value in (
-        ("usage_bytes", "What the marks are compared with.", memory.usage_bytes),
+        ("usage_bytes", "What the marks are compared with.", usage_bytes),
         ("ceiling_bytes", "The ceiling that holds now.", memory.ceiling_bytes),
         ("low_bytes", "The mark above which nobody gets a row.", memory.low_bytes),
         ("high_bytes", "The mark above which memory is given back.", memory.high_bytes),

@@ -114,6 +114,7 @@ def view_row(row: RequestRow) -> RequestView:
         wait=None,
         hold=False,
         pause_reason=None,
+        num_saved_tokens=0,
         num_pinned_blocks=0,
         tail_bytes=0,
         num_pauses=0,

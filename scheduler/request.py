@@ -131,8 +131,8 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `chain_blocks`, once the tail's save is planned, `saved_tokens` the position up to which its
     KV is durable (-1: none of it is, and it has its tokens only), and `pins` its pinned blocks.
     `resuming_tokens` is what its row held when it was paused, `resumed_tokens` when it went on: it
-    is left alone until it has made some progress since. `held_ns` is how long it was
-    held, in all pauses that are over.
+    is left alone until it has made some progress since. `held_ns` is how long it was held, in all
+    pauses that are over.
     """
 
     number: int

@@ -41,20 +41,36 @@ def reserve_bytes(
 
 
 def fits(state: SchedulerState, draft: Draft, need_bytes: int) -> bool:
-    """Whether a row of so many bytes has room now, beside those that this step has let in: under
-    the low mark, or, when nothing else is in the engine, under the ceiling.
+    """Whether a row of so many bytes has room now, beside those that this step has let in."""
+    room = room_bytes(state, draft)
+    return room is None or (need_bytes <= room and not waits_for_relief(state, draft))
+
+
+def room_bytes(state: SchedulerState, draft: Draft) -> int | None:
+    """What one more row may take: up to the low mark, or, when nothing else is in the engine, up to
+    the ceiling. Below zero: usage is over it. Null: there is no ceiling.
     """
     limits = memory_of(state)
-    need_bytes += draft.added_bytes
     if limits is None:
         capacity = rows_capacity_bytes(model_of(state), limits_of(state))
-        in_use = state.reserved_bytes + state.index.writing_bytes
-        return capacity is None or in_use + need_bytes <= capacity
-    if num_rows(state, draft) == 0 and not state.leaving:
+        in_use = state.reserved_bytes + state.index.writing_bytes + draft.added_bytes
+        return None if capacity is None else capacity - in_use
+    if is_empty(state, draft):
         assert state.memory.ceiling_bytes is not None
-        return fixed_bytes(state) + rows_bytes(state) + need_bytes <= state.memory.ceiling_bytes
-    low = mark_bytes(state, limits.low_permille)
-    return not is_short(state) and firm_bytes(state) + need_bytes <= low
+        in_use = fixed_bytes(state) + rows_bytes(state) + draft.added_bytes
+        return state.memory.ceiling_bytes - in_use
+    in_use = firm_bytes(state) + draft.added_bytes
+    return mark_bytes(state, limits.low_permille) - in_use
+
+
+def is_empty(state: SchedulerState, draft: Draft) -> bool:
+    """Whether nothing is in the engine, or will be after this step so far."""
+    return num_rows(state, draft) == 0 and not state.leaving
+
+
+def waits_for_relief(state: SchedulerState, draft: Draft) -> bool:
+    """Whether nobody gets a row until memory is below its marks again: while others have one."""
+    return memory_of(state) is not None and is_short(state) and not is_empty(state, draft)
 
 
 def is_short(state: SchedulerState) -> bool:

@@ -19,8 +19,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
     `held_reason` says why this server cannot run it at all. `wait` says why it does not go on, and
     what it waits for; null while it is worked on. `hold`: an operator wants it held. While it is
-    held `num_pinned_blocks` blocks and a tail of `tail_bytes` are its KV on disk, and
-    `pause_reason` says why it is held; it was held `num_pauses` times, and `held_ms` in all.
+    held `pause_reason` says why, and the KV of its first `num_saved_tokens` tokens is on disk, in
+    `num_pinned_blocks` blocks and a tail of `tail_bytes`. It was held `num_pauses` times, and
+    `held_ms` in all.
 
     Times are Unix nanoseconds; `age_ms` runs from arrival to the end, or to now.
     """
@@ -42,6 +43,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     wait: Wait | None
     hold: bool
     pause_reason: str | None
+    num_saved_tokens: int
     num_pinned_blocks: int
     tail_bytes: int
     num_pauses: int
@@ -277,6 +279,7 @@ def view_open(
         wait=wait_of(state, request, line),
         hold=request.hold,
         pause_reason=request.pause_reason,
+        num_saved_tokens=max(0, request.saved_tokens),
         num_pinned_blocks=len(request.pins),
         tail_bytes=request.tail_bytes,
         num_pauses=request.num_pauses,

@@ -1,15 +1,25 @@
 """Why a request does not go on, and what it waits for: for people, computed from the state between
-two steps with the arithmetic that `decide` uses. Pure.
+two steps, by the functions that `decide` asks. Pure.
 """
 
 from typing import Literal
 
 import msgspec
 
-from scheduler.memory import row_bytes, rows_capacity_bytes, size_text
+from journal.events import Limits
+from scheduler.admission import find_prefix
+from scheduler.draft import Draft
+from scheduler.memory import size_text
 from scheduler.request import Phase, Request
+from scheduler.resuming import (
+    is_crowded,
+    reserve_bytes,
+    room_bytes,
+    start_of,
+    waits_for_others,
+    waits_for_relief,
+)
 from scheduler.state import SchedulerState
-from scheduler.usage import firm_bytes, mark_bytes, memory_of
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +33,9 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     - queue: `num_before` others go first. Held requests go before those that were never in the
       engine.
     - rows: all rows are taken. tokens: those admitted take the token budget. solo: it runs alone.
-    - memory: it needs `needs_bytes`, and `free_bytes` are free below the low mark.
+    - pressure: memory is over a mark, or something is being done about it.
+    - memory: its row needs `needs_bytes`, and `free_bytes` are free below the low mark.
+    - others: nothing runs, and other programs hold the memory that it needs.
     - admission: nothing stands against it, and the next step takes it.
     - saving: it is pausing, and `num_blocks` blocks, or what is behind them, are still to be saved.
     - restoring: its row is being filled up to `num_tokens` tokens.
@@ -40,7 +52,9 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
         "rows",
         "tokens",
         "solo",
+        "pressure",
         "memory",
+        "others",
         "admission",
         "saving",
         "restoring",
@@ -61,6 +75,7 @@ UNFIT = {
 LOADING = Wait(reason="loading", text="the model is loading")
 STOPPING = Wait(reason="stopping", text="the server is stopping")
 HELD = Wait(reason="operator", text="held by hand until it is released")
+PRESSURE = Wait(reason="pressure", text="memory is short, and some is being given back")
 ADMISSION = Wait(reason="admission", text="it is next")
 
 
@@ -137,44 +152,35 @@ def computing(state: SchedulerState, request: Request) -> str | None:
 
 def next_in_line(state: SchedulerState, request: Request) -> Wait:
     """What keeps the first in line from its row."""
-    limits, num_admitted = state.limits, len(state.admitted)
+    limits, draft = state.limits, Draft()
     assert limits is not None, "the engine is ready"
-    most = 1 if state.one_row_only else limits.max_rows
-    if num_admitted >= most:
-        return Wait(reason="rows", text=f"all rows are taken ({most})")
-    if num_admitted and (request.solo or any(state.requests[n].solo for n in state.admitted)):
-        return Wait(reason="solo", text="it runs alone, or the one that runs does")
-    tokens = request.num_prompt_tokens + request.max_tokens
-    if num_admitted and state.reserved_tokens + tokens > limits.token_budget:
-        return Wait(reason="tokens", text=f"{limits.token_budget} tokens are admitted at most")
-    return memory_wait(state, request) or ADMISSION
-
-
-def memory_wait(state: SchedulerState, request: Request) -> Wait | None:
-    """The bytes that the first in line needs, when there are not so many; else null."""
-    needs_bytes, free_bytes = need_bytes(state, request), free_now_bytes(state)
+    if is_crowded(state, draft, request, request.num_prompt_tokens + request.max_tokens):
+        return crowded(state, request, limits)
+    if waits_for_relief(state, draft):
+        return PRESSURE
+    needs_bytes, free_bytes = need_bytes(state, request), room_bytes(state, draft)
     if free_bytes is None or needs_bytes <= free_bytes:
-        return None
-    text = f"needs {size_text(needs_bytes)} of memory, {size_text(max(0, free_bytes))} are free"
-    return Wait(reason="memory", text=text, needs_bytes=needs_bytes, free_bytes=free_bytes)
+        return ADMISSION
+    reason = "others" if waits_for_others(state) == request.number else "memory"
+    room = f"{size_text(max(0, free_bytes))} are free"
+    text = f"needs {size_text(needs_bytes)} of memory, {room}"
+    return Wait(reason=reason, text=text, needs_bytes=needs_bytes, free_bytes=free_bytes)
+
+
+def crowded(state: SchedulerState, request: Request, limits: Limits) -> Wait:
+    """Which of the bounds on what runs at once keeps it out."""
+    most = 1 if state.one_row_only else limits.max_rows
+    if request.solo or any(state.requests[number].solo for number in state.admitted):
+        return Wait(reason="solo", text="it runs alone, or the one that runs does")
+    if len(state.admitted) >= most:
+        return Wait(reason="rows", text=f"all rows are taken ({most})")
+    return Wait(reason="tokens", text=f"{limits.token_budget} tokens are admitted at most")
 
 
 def need_bytes(state: SchedulerState, request: Request) -> int:
-    """What its row may come to."""
-    assert state.model is not None
-    return row_bytes(state.model, request.num_prompt_tokens + request.max_tokens)
-
-
-def free_now_bytes(state: SchedulerState) -> int | None:
-    """What rows may still take below the low mark, or below the ceiling where there are no marks;
-    null when there is no ceiling. Below zero: usage is over it.
-    """
-    assert state.model is not None
-    assert state.limits is not None
-    limits = memory_of(state)
-    if limits is not None:
-        return mark_bytes(state, limits.low_permille) - firm_bytes(state)
-    capacity = rows_capacity_bytes(state.model, state.limits)
-    if capacity is None:
-        return None
-    return capacity - state.reserved_bytes - state.index.writing_bytes
+    """What is reserved when it gets a row: all known tokens at least, if some are on disk."""
+    if request.phase is Phase.PAUSED:
+        num_tokens = start_of(state, request).num_tokens
+    else:
+        num_tokens = find_prefix(state, request).num_tokens
+    return reserve_bytes(state, request, request.max_tokens, num_tokens)
