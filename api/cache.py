@@ -31,7 +31,8 @@ async def clear_cache(api: CurrentApi) -> Response:
     if not api.settings.kv.enabled:
         raise ApiError(
             409,
-            "This server saves no KV (kv.enabled is false), so there is nothing to clear.",
+            "This server saves no KV (kv.enabled is false) and leaves older files of it alone:"
+            " start it with kv.enabled, or remove the folder kv in its state folder.",
             code="cache_disabled",
         )
     metrics = api.service.metrics
@@ -71,7 +72,7 @@ def cache_object(api: Api, view: CacheView) -> dict[str, object]:
 
 
 def hits_object(metrics: Metrics) -> dict[str, object]:
-    """Where the prompts of requests that have ended since the start came from."""
+    """Where the prompts of requests that have finished since the start came from."""
     hits = metrics.memory_hit_tokens + metrics.disk_hit_tokens
     total = hits + metrics.prefilled_tokens
     return {

@@ -63,7 +63,7 @@ class SchedulerCollector:
         yield self._ends()
         yield labelled(
             "hit_tokens",
-            "Tokens of ended requests' prompts that were restored.",
+            "Tokens of finished requests' prompts that were restored.",
             "tier",
             {"memory": metrics.memory_hit_tokens, "disk": metrics.disk_hit_tokens},
         )
@@ -76,7 +76,7 @@ class SchedulerCollector:
             ("prompt_tokens", "Tokens of the prompts received.", metrics.prompt_tokens),
             (
                 "prefilled_tokens",
-                "Tokens of ended requests' prompts that were computed.",
+                "Tokens of finished requests' prompts that were computed.",
                 metrics.prefilled_tokens,
             ),
             ("fed_tokens", "Tokens fed to the engine in chunks, also again.", metrics.fed_tokens),

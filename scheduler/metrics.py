@@ -62,12 +62,13 @@ class Metrics:
     arrival is in `requests_received` and `requests_ended`, and in nothing else.
 
     `requests_ended` counts by outcome and reason, as in "finished:length" or
-    "rejected:queue_full". Of the prompts of ended requests so many tokens came from memory, from
-    disk, and by prefill: for finished ones that is the whole prompt. `fed_tokens` are those that
-    the engine fed in chunks, also again. What was evicted, not saved or bad is counted by reason.
-    `step_ns` is what scheduler and journal took for a step. `pauses` and `kv_drops` are counted by
-    reason; `reclaimed_bytes` is what the allocator gave back as measured, and a negative reading
-    counts as none; `held_ns` is how long requests had been held when they went on.
+    "rejected:queue_full". Of the prompts of finished requests so many tokens came from memory, from
+    disk, and by prefill: together they are these prompts, as in the view `cache_hits`. `fed_tokens`
+    are those that the engine fed in chunks, also again and for requests that did not finish. What
+    was evicted, not saved or bad is counted by reason. `step_ns` is what scheduler and journal took
+    for a step. `pauses` and `kv_drops` are counted by reason; `reclaimed_bytes` is what the
+    allocator gave back as measured, and a negative reading counts as none; `held_ns` is how long
+    requests had been held when they went on.
 
     Gauges: `num_waiting` (those that cannot run here and held ones with them), `num_held`,
     `num_pausing`, `num_resuming`, `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`,
@@ -170,10 +171,8 @@ class Metrics:
                 self.count_prompt(event)
             case events.RequestCancelled():
                 self.requests_ended[f"cancelled:{event.reason}"] += 1
-                self.count_prompt(event)
             case events.RequestAborted():
                 self.requests_ended[f"aborted:{event.reason}"] += 1
-                self.count_prompt(event)
             case events.RequestRejected():
                 self.requests_ended[f"rejected:{event.reason}"] += 1
             case _:
@@ -200,8 +199,8 @@ class Metrics:
             self.active_bytes = state.memory.active_bytes
             self.memory = view_memory(state)
 
-    def count_prompt(self, event: End) -> None:
-        """Where the tokens of an ended request's prompt came from."""
+    def count_prompt(self, event: events.RequestFinished) -> None:
+        """Where the tokens of a finished request's prompt came from."""
         self.memory_hit_tokens += event.num_memory_tokens
         self.disk_hit_tokens += event.num_disk_tokens
         self.prefilled_tokens += event.num_prefilled_tokens

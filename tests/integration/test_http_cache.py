@@ -82,6 +82,31 @@ def test_usage_sql_and_metrics_agree(state_folder: Path, memory_bytes: int) -> N
         assert list(findings_of(run)) == []
 
 
+def test_a_request_that_does_not_finish_is_in_no_sum(state_folder: Path) -> None:
+    """Its prompt was restored and computed in part: the parts would not add up to prompts."""
+    with (
+        running(state_folder, kv=KV, fake={"step_ms": 5}) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        ask(server)
+        wait_for_saves(server, NUM_TOKENS // 16)
+        body = {"model": "default", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+        going_on = pool.submit(server.http.post, TEXT, json=body)
+        server.http.delete(f"/v1/requests/{server.wait_for_phase('decoding')}")
+        assert going_on.result().status_code == 410
+        ask(server)
+        found = server.http.get("/v1/cache").json()["since_start"]
+        restored = metric(server, "fermata_hit_tokens_total")
+        prefilled = metric(server, "fermata_prefilled_tokens_total")
+    with JournalReader.open(state_folder) as reader:
+        (hits,) = audit.cache_hits(reader)
+    assert hits.num_prompt_tokens == 2 * NUM_TOKENS
+    assert (restored, prefilled) == (NUM_TOKENS - 1, NUM_TOKENS + 1)
+    parts = ("num_memory_tokens", "num_disk_tokens", "num_prefilled_tokens")
+    assert [found[name] for name in parts] == [getattr(hits, name) for name in parts]
+    assert found["hit_rate"] == hits.hit_rate
+
+
 def test_a_stream_says_the_same_while_it_comes_later_and_after_a_restart(
     state_folder: Path,
 ) -> None:
