@@ -20,6 +20,7 @@ from journal.events import (
     Decision,
     Fact,
     Record,
+    RequestPaused,
     ServerStarted,
     StateCarried,
     TokensDecoded,
@@ -141,7 +142,10 @@ class Journal(Positioned):
         changes = self._projection.take_changes(records[-1].seq)
         if changes is not None:
             self._write_changes(changes)
-        self._outputs.gather_when_due()
+        if any(isinstance(record.event, RequestPaused) for record in records):
+            self._outputs.gather()  # it may be held for long, and step rows are everybody's
+        else:
+            self._outputs.gather_when_due()
 
     def _write_side_rows(self, records: list[Record], side: SideRows) -> None:
         if side.prompts:

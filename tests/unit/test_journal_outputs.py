@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from journal.events import HoldRequested, RequestPaused
 from journal.journal import Journal
 from journal.memory import MemoryJournal
 from journal.reader import JournalReader
@@ -51,6 +52,29 @@ def test_the_whole_output_is_one_row_at_the_end(tmp_path: Path) -> None:
     rows = run_sql(journal, "SELECT count(*) FROM token_ids WHERE request_id = ?", (NAME,)).scalar()
     assert rows == 2, "the prompt and the output"
     assert journal.output_tokens(NAME)[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert journal.verify() == []
+    journal.close()
+
+
+def test_step_rows_are_gathered_when_a_request_is_held(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    steps = decoding(journal, 1, 2)
+    for token in range(3):
+        steps.decode({1: [token], 2: [100 + token]})
+    assert stored(journal) == (3, 0)
+    paused = RequestPaused(
+        request_id=NAME,
+        number=1,
+        reason="operator",
+        had_row=True,
+        num_cached_tokens=5,
+        num_output_tokens=3,
+    )
+    steps.commit([HoldRequested(request_id=NAME)], [paused])
+    assert stored(journal) == (0, 2)
+    journal.close()
+    journal = Journal.open(tmp_path)
+    assert journal.output_tokens(NAME)[0].tolist() == [0, 1, 2]
     assert journal.verify() == []
     journal.close()
 
