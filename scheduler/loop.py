@@ -32,6 +32,8 @@ from scheduler.settings import Settings
 from scheduler.state import STATE_VERSION
 from scheduler.streams import Accepted, Rejected, StreamEnd
 
+LASTING = (events.RequestFinished, events.ChainPinned)
+
 log = structlog.get_logger(__name__)
 
 
@@ -123,8 +125,10 @@ class Loop:
                 return records
 
     def durability(self, decisions: list[Decision]) -> Durability:
-        """An end must survive the machine's death: its client may act on it."""
-        if any(isinstance(decision, events.RequestFinished) for decision in decisions):
+        """An end must survive the machine's death: its client may act on it. So must a pinned
+        chain: the row that it stands for is let go.
+        """
+        if any(isinstance(decision, LASTING) for decision in decisions):
             return "power"
         return self.settings.journal.durability
 

@@ -166,6 +166,15 @@ def test_an_end_survives_the_machine_and_a_token_the_process() -> None:
     assert driver.memory.commits["process"] == driver.state.step - 1
 
 
+def test_a_chain_that_stands_for_a_row_survives_the_machine() -> None:
+    pinned = events.ChainPinned(
+        request_id="req_a", number=1, num_blocks=0, last_hash="", tail_bytes=1, num_tokens=2
+    )
+    driver = LoopDriver()
+    assert driver.loop.durability([pinned]) == "power"
+    assert driver.loop.durability([]) == "process"
+
+
 def test_with_power_all_commits_survive_the_machine() -> None:
     driver = LoopDriver(settings=settings_of(journal__durability="power"))
     driver.submit("hello", 5)
