@@ -1,6 +1,7 @@
 """What readings of memory come to, and actions against pressure. Called by `evolve` alone."""
 
 from journal import events
+from journal.events import Limits
 from scheduler.state import Relief, SchedulerState
 from scheduler.usage import mark_bytes, memory_of, usage_bytes
 
@@ -11,7 +12,8 @@ def memory_sampled(state: SchedulerState, event: events.MemorySampled) -> None:
     memory.active_bytes = event.active_bytes
     memory.cached_bytes = event.cached_bytes
     memory.sampled_ns = state.now_ns
-    follow_machine(state, event)
+    if state.limits is not None:
+        memory.ceiling_bytes = ceiling_after(state.limits, event)
     limits = memory_of(state)
     if limits is None or state.model is None:
         return
@@ -45,19 +47,16 @@ def set_level(state: SchedulerState) -> None:
         memory.futile = False
 
 
-def follow_machine(state: SchedulerState, event: events.MemorySampled) -> None:
-    """An `auto` ceiling is what this process has and what the machine still has, less the reserve,
-    and at most what it was at the start.
+def ceiling_after(limits: Limits, event: events.MemorySampled) -> int | None:
+    """The ceiling that holds after a reading. An `auto` one is what this process has and what the
+    machine still has, less the reserve, and at most what it was at the start.
     """
-    limits = state.limits
-    if limits is None:
-        return
     ceiling = limits.ceiling_bytes
-    if ceiling is not None and limits.memory is not None and limits.memory.is_auto:
-        ours = event.active_bytes + event.cached_bytes
-        theirs = event.available_bytes - limits.memory.machine_reserve_bytes
-        ceiling = max(1, min(ceiling, ours + theirs))
-    state.memory.ceiling_bytes = ceiling
+    if ceiling is None or limits.memory is None or not limits.memory.is_auto:
+        return ceiling
+    ours = event.active_bytes + event.cached_bytes
+    theirs = event.available_bytes - limits.memory.machine_reserve_bytes
+    return max(1, min(ceiling, ours + theirs))
 
 
 def memory_reclaimed(state: SchedulerState, event: events.MemoryReclaimed) -> None:

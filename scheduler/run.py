@@ -10,7 +10,7 @@ import sqlite3
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,12 +24,13 @@ from scheduler.clock import SystemClock
 from scheduler.deadlines import deadline_ns
 from scheduler.engine.base import Engine
 from scheduler.engine.model import ModelDescription, ModelError, ModelSource
+from scheduler.gauge import Gauge
 from scheduler.kvcache.codec import BlockCodec
 from scheduler.kvcache.fake_codec import FakeCodec
 from scheduler.kvcache.naming import KeyDamaged
 from scheduler.kvstore import KvStore
 from scheduler.loop import Loop, StopNow
-from scheduler.machine import MachineUnreadable
+from scheduler.machine import MachineUnreadable, ThisMachine
 from scheduler.memory import why_nothing_fits
 from scheduler.policy import POLICY_VERSION
 from scheduler.recovery import Recovered, code_digest
@@ -48,6 +49,7 @@ KV_CLOSE_LIMIT_S = 30.0
 FULL_LOG_EVERY_NS = 60_000_000_000
 """A disk that stays full is logged so often at most."""
 
+NS_PER_S = 10**9
 NONCE_BITS = 62
 """A nonce fits SQLite's and JSON's integers with room to spare."""
 
@@ -209,6 +211,9 @@ class Run:
         nonce = secrets.randbits(NONCE_BITS)
         self.engine = self.source.make_engine(description, nonce)
         self.kv = make_kv(self.settings, self.source, description, self.sensors)
+        self.sensors.gauge = Gauge(
+            self.settings.memory.sample_ms, self.clock, self.engine.read_memory, ThisMachine()
+        )
         try:
             started = server_started(self.settings, description, nonce)
             self.loop.begin(started, self.engine, self.kv)
@@ -259,18 +264,25 @@ class Run:
         self.sensors.wake.clear()
 
     def wait_s(self) -> float | None:
-        """Until the next thing that time itself brings: the end of a drain, upkeep, or a deadline
-        that the state names.
+        """Until the next thing that time itself brings: the end of a drain, a deadline that the
+        state names, a reading of memory, or upkeep, which rests while the server stops.
         """
         if not self.begun:
             return None  # only the description, a stop or a question can end this wait
-        if self.stop_deadline_ns is not None:
-            return max(0, self.stop_deadline_ns - self.clock.monotonic_ns()) / 1e9
+        return max(0.0, min(self.waits_s()))
+
+    def waits_s(self) -> Iterator[float]:
+        """How long until each of these."""
+        if self.stop_deadline_ns is None:
+            yield self.upkeep.wait_s()
+        else:
+            yield (self.stop_deadline_ns - self.clock.monotonic_ns()) / NS_PER_S
         due_ns = deadline_ns(self.state)
-        if due_ns is None:
-            return self.upkeep.wait_s()
-        now_ns = max(self.state.now_ns, self.clock.wall_ns())
-        return min(self.upkeep.wait_s(), max(0, due_ns - now_ns) / 1e9)
+        if due_ns is not None:
+            yield (due_ns - max(self.state.now_ns, self.clock.wall_ns())) / NS_PER_S
+        reading_ns = None if self.sensors.gauge is None else self.sensors.gauge.wait_ns(self.state)
+        if reading_ns is not None:
+            yield reading_ns / NS_PER_S
 
     def is_over(self) -> bool:
         """Whether a stop has come to its end: it is recorded, and the engine and the writers are

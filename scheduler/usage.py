@@ -64,15 +64,17 @@ def transient_bytes(state: SchedulerState) -> int:
 
 
 def usage_bytes(state: SchedulerState) -> int:
-    """The larger of the reading and the sum, with what is reserved and not yet allocated: what the
-    marks are compared with.
-    """
+    """What the marks are compared with, as of the newest reading."""
+    return usage_with(state, state.memory.active_bytes + state.memory.cached_bytes)
+
+
+def usage_with(state: SchedulerState, read_bytes: int) -> int:
+    """The larger of a reading and the sum, with what is reserved and not yet allocated."""
     assert state.model is not None
     unallocated = unallocated_bytes(state)
     analytic = state.model.weights_bytes + rows_bytes(state) - unallocated
     analytic += state.index.hot_bytes + transient_bytes(state)
-    read = state.memory.active_bytes + state.memory.cached_bytes
-    return max(read, analytic) + unallocated
+    return max(read_bytes, analytic) + unallocated
 
 
 def firm_bytes(state: SchedulerState) -> int:

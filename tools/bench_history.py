@@ -14,10 +14,11 @@ from journal.place import Position, place
 from journal.tokens import NO_ROWS, SideRows, StepTokens
 from scheduler.engine.fake import FakeSource
 from scheduler.evolve import fold
+from scheduler.outcomes import received
 from scheduler.policy import decide
 from scheduler.recovery import code_digest, encode_state
 from scheduler.run import server_started
-from scheduler.sensors import Collected, received
+from scheduler.sensors import Collected
 from scheduler.state import STATE_VERSION, SchedulerState
 from tools.bench_rig import MAX_TOKENS, NONCE, Arrivals, rig_settings
 

@@ -19,12 +19,7 @@ from scheduler.engine.base import (
 from scheduler.evolve import fold
 from scheduler.known import KnownRequests
 from scheduler.parameters import RequestParameters, SamplingParameters
-from scheduler.sensors import (
-    MAX_FACTS,
-    MAX_FACTS_OF_A_KIND,
-    EngineDeath,
-    Sensors,
-)
+from scheduler.sensors import MAX_FACTS, EngineDeath, Sensors
 from scheduler.streams import Arrival
 from tests.unit.core_driver import CoreDriver
 
@@ -93,13 +88,14 @@ def test_arrivals_are_numbered_in_order() -> None:
 def test_a_step_takes_a_bounded_number_and_leaves_the_rest() -> None:
     core = decoding("req_a")
     sensors = sensors_of()
-    for i in range(MAX_FACTS_OF_A_KIND + 5):
+    for i in range(MAX_FACTS + 5):
         sensors.arrive(arrival_of(f"req_{i}"))
     first = sensors.collect(core.state)
-    assert len(first.facts) == len(first.arrivals) == MAX_FACTS_OF_A_KIND
+    assert len(first.facts) == len(first.arrivals) == MAX_FACTS
     core.step(*first.facts)
     second = sensors.collect(core.state)
-    assert [a.request_id for a in second.arrivals] == [f"req_{i}" for i in range(64, 69)]
+    rest = range(MAX_FACTS, MAX_FACTS + 5)
+    assert [a.request_id for a in second.arrivals] == [f"req_{i}" for i in rest]
     assert not sensors.inbox
 
 
@@ -107,11 +103,11 @@ def test_all_kinds_together_are_bounded_too() -> None:
     core = decoding("req_a")
     sensors = sensors_of()
     sensors.known.row_ids[1] = "req_a"
-    for i in range(60):
+    for i in range(40):
         sensors.deliver(RowFailed(1, "decode", "again"))
         sensors.arrive(arrival_of(f"req_{i}"))
     assert len(sensors.collect(core.state).facts) == MAX_FACTS
-    assert len(sensors.collect(core.state).facts) == 120 - MAX_FACTS
+    assert len(sensors.collect(core.state).facts) == 80 - MAX_FACTS
 
 
 def test_a_wish_follows_its_arrival() -> None:
@@ -134,10 +130,26 @@ def test_a_wish_waits_once_and_only_for_open_requests() -> None:
     assert len(sensors.collect(core.state).facts) == 1, "a later wish is another one"
 
 
+def test_of_a_hold_and_a_release_the_last_counts() -> None:
+    core = decoding("req_a", "req_b")
+    sensors = sensors_of()
+    for name in ("req_a", "req_b"):
+        sensors.wish(events.HoldRequested(request_id=name))
+        sensors.wish(events.ReleaseRequested(request_id=name))
+    sensors.wish(events.HoldRequested(request_id="req_b"))
+    sensors.wish(events.HoldRequested(request_id="req_gone"))
+    sensors.wish(events.ReleaseRequested(request_id="req_gone"))
+    assert sensors.collect(core.state).facts == [
+        events.ReleaseRequested(request_id="req_a"),
+        events.HoldRequested(request_id="req_b"),
+    ]
+    assert sensors.wishes == {}
+
+
 def test_wishes_for_nobody_hold_nobody_up() -> None:
     core = decoding("req_a")
     sensors = sensors_of()
-    for i in range(2 * MAX_FACTS_OF_A_KIND):
+    for i in range(3 * MAX_FACTS):
         sensors.wish(events.CancelRequested(request_id=f"req_gone_{i}"))
     sensors.arrive(arrival_of("req_b"))
     assert len(sensors.collect(core.state).facts) == 1
