@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from journal import events
-from journal.events import AnyEvent, Record
+from journal.events import AnyEvent, Record, RequestFinished
 from scheduler.pace import Pace
 from scheduler.request import Phase
 from scheduler.state import SchedulerState
@@ -199,7 +199,7 @@ class Metrics:
             self.active_bytes = state.memory.active_bytes
             self.memory = view_memory(state)
 
-    def count_prompt(self, event: events.RequestFinished) -> None:
+    def count_prompt(self, event: RequestFinished) -> None:
         """Where the tokens of a finished request's prompt came from."""
         self.memory_hit_tokens += event.num_memory_tokens
         self.disk_hit_tokens += event.num_disk_tokens
