@@ -14,26 +14,27 @@ from functools import partial
 from random import Random
 from typing import cast
 
-from msgspec.structs import replace
-
 from journal import events
 from journal.database import Durability
-from journal.events import Decision, Fact, MemoryLimits, ModelFacts, Record
+from journal.events import Decision, Fact, ModelFacts, Record
 from journal.journal import Journal
 from journal.memory import MemoryJournal
 from journal.tokens import NO_ROWS, SideRows
 from scheduler.deadlines import deadline_ns
+from scheduler.engine.base import MemoryReading
 from scheduler.engine.fake_row import fake_token, prompt_digest
 from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
 from scheduler.engine.model import ModelDescription
+from scheduler.gauge import Gauge
 from scheduler.invariants import check
 from scheduler.kvstore import KvStore
 from scheduler.loop import Loop
+from scheduler.machine import MachineReading
 from scheduler.parameters import RequestParameters, SamplingParameters
 from scheduler.recovery import recover
 from scheduler.replay import Divergence, Replay
 from scheduler.run import server_started
-from scheduler.sensors import Sensors
+from scheduler.sensors import Sensors, WishFact
 from scheduler.settings import Settings
 from scheduler.simulation.cost import DiskCost, EngineCost
 from scheduler.simulation.engine import SimulatedEngine
@@ -41,32 +42,13 @@ from scheduler.simulation.store import SimulatedDisk, SimulatedStore
 from scheduler.simulation.timeline import Timeline
 from scheduler.streams import Arrival, RequestStream
 
-SAMPLE_NS = 100_000_000
-"""Between two readings of memory while there are requests."""
-
-
-MEMORY = MemoryLimits(
-    low_permille=800,
-    high_permille=920,
-    emergency_permille=1000,
-    hysteresis_permille=40,
-    act_limit_ns=2_000_000_000,
-    reserve="expected",
-    growth_tokens=256,
-    min_progress_tokens=16,
-    pause=True,
-    is_auto=False,
-    machine_reserve_bytes=0,
-    wait_limit_ns=600_000_000_000,
-)
-
 
 class Stuck(Exception):
     """Requests are open, and nothing goes on any more, or not within the bound of virtual time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Hardware:
     """What a simulated server runs on, and the model it serves."""
 
     facts: ModelFacts
@@ -116,14 +98,14 @@ class NotedJournal(MemoryJournal):
 class World:
     """See the module's text. `race` is how often, in a hundred, the engine begins its next piece of
     work before the loop has answered the last. `checks`: every invariant after each step.
+    `ballast_bytes` is what the allocator gave to something that the scheduler knows nothing of.
     """
 
     settings: Settings
-    machine: Machine
+    hardware: Hardware
     seed: int = 0
     race: int = 0
     checks: bool = True
-    memory: MemoryLimits | None = MEMORY
     records: Counter[str] = field(default_factory=Counter[str])
     ended_ns: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -131,14 +113,14 @@ class World:
         self.random = Random(self.seed)
         self.timeline = Timeline()
         self.journal = NotedJournal(self.note)
-        self.disk = SimulatedDisk(self.timeline, self.machine.disk, self.machine.disk_bytes)
+        self.disk = SimulatedDisk(self.timeline, self.hardware.disk, self.hardware.disk_bytes)
         self.streams: dict[str, RequestStream] = {}
         self.prompts: dict[str, array[int]] = {}
-        self.read: Callable[[events.MemorySampled], events.MemorySampled] = same
-        self.coming: dict[str, tuple[int, Arrival]] = {}
-        self.asked: dict[str, tuple[int, Arrival]] = {}
+        self.ballast_bytes = 0
+        self.read: Callable[[MemoryReading], MemoryReading] = same
+        self.plans: list[tuple[int, Callable[[], None]]] = []
+        self.arrivals: dict[str, Arrival] = {}
         self.told: dict[str, list[int]] = {}
-        self.crashes: list[int] = []
         self.nonce = 0
         self.begin()
 
@@ -147,48 +129,49 @@ class World:
     def begin(self) -> None:
         """A process that takes up the journal and the disk. Each has a nonce of its own."""
         self.nonce += 1
-        facts, kv = self.machine.facts, self.settings.kv
+        facts, kv = self.hardware.facts, self.settings.kv
         journal = cast("Journal", self.journal)
         recovered = recover(journal, self.settings.requests.max_lingering)
         self.state, self.hub = recovered.state, recovered.hub
         self.sensors = Sensors(recovered.known, self.settings.scheduler.max_inbox, self.timeline)
         self.loop = Loop(self.settings, journal, recovered, self.sensors, no_space)
         self.engine = SimulatedEngine(
-            facts, self.nonce, self.settings.fake, self.timeline, self.machine.engine
+            facts, self.nonce, self.settings.fake, self.timeline, self.hardware.engine
+        )
+        self.sensors.gauge = Gauge(
+            self.settings.memory.sample_ms, self.timeline, self.read_memory, NobodyElse()
         )
         self.store = SimulatedStore(
             facts, kv, self.disk, self.sensors.deliver_fact, self.engine.nudge
         )
-        self.engine.held_elsewhere = self.store.held_bytes
+        self.engine.held_elsewhere = lambda: self.store.held_bytes() + self.ballast_bytes
         description = ModelDescription(facts.name, FakeTokenizer(), facts, blas="none")
         started = server_started(self.settings, description, self.nonce)
-        self.loop.begin(with_memory(started, self.memory), self.engine, cast("KvStore", self.store))
-        self.sampled_ns = self.timeline.now_ns
+        self.loop.begin(started, self.engine, cast("KvStore", self.store))
 
     def crash(self) -> None:
         """The process is killed, and the next one begins at once. What the engine and the writers
-        had in hand is gone; what is still to arrive arrives.
+        had in hand is gone; what is to come from outside comes.
         """
-        open_before = list(self.hub.open.values())
         for request_id, stream in self.streams.items():
             self.told[request_id] = self.expected_tokens(request_id, len(stream.tokens))
+        unanswered = [s.request_id for s in self.hub.open.values() if s.judgement is None]
         self.timeline.forget()
         self.disk.lose_power()
         self.journal.close()
         self.begin()
         self.streams.update(self.hub.open)
-        for stream in open_before:
-            if stream.judgement is None:  # nobody answered its client, which asks again
-                self.coming[stream.request_id] = self.asked[stream.request_id]
-        for at_ns, arrival in self.coming.values():
-            self.timeline.at(at_ns, partial(self.arrive, arrival))
-        self.plan_crashes(self.crashes)
+        coming = [plan for plan in self.plans if plan[0] > self.timeline.now_ns]
+        self.plans = []
+        for at_ns, happen in coming:
+            self.plan(at_ns, happen)
+        for request_id in unanswered:  # its client asks again
+            self.plan(self.timeline.now_ns, partial(self.arrive, self.arrivals[request_id]))
 
-    def plan_crashes(self, moments_ns: Sequence[int]) -> None:
-        """The process is to be killed at these moments."""
-        self.crashes = [moment for moment in sorted(moments_ns) if moment > self.timeline.now_ns]
-        if self.crashes:
-            self.timeline.at(self.crashes[0], self.crash)
+    def plan(self, at_ns: int, happen: Callable[[], None]) -> None:
+        """Something comes from outside at this moment, whichever process is there by then."""
+        self.plans.append((at_ns, happen))
+        self.timeline.at(at_ns, happen)
 
     # Requests
 
@@ -202,16 +185,19 @@ class World:
             del prompt[asked.num_prompt_tokens :]
         self.prompts[request_id] = prompt
         arrival = arrival_of(request_id, prompt, asked, self.seed)
-        self.asked[request_id] = self.coming[request_id] = asked.at_ns, arrival
-        self.timeline.at(asked.at_ns, partial(self.arrive, arrival))
+        self.arrivals[request_id] = arrival
+        self.plan(asked.at_ns, partial(self.arrive, arrival))
         return request_id
 
     def arrive(self, arrival: Arrival) -> None:
-        del self.coming[arrival.request_id]
         stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
         self.streams[arrival.request_id] = stream
         self.hub.add(stream)
         self.sensors.arrive(arrival)
+
+    def wish(self, fact: WishFact) -> None:
+        """Somebody wants something, as over HTTP."""
+        self.sensors.wish(fact)
 
     # Time
 
@@ -234,8 +220,6 @@ class World:
         if moment_ns is None:
             return False
         self.timeline.go_to(moment_ns)
-        if self.state.requests and self.timeline.now_ns >= self.sampled_ns + SAMPLE_NS:
-            self.sample()
         return True
 
     def step(self) -> bool:
@@ -266,24 +250,15 @@ class World:
         due_ns = deadline_ns(self.state)
         if due_ns is not None:
             moments.append(due_ns - self.timeline.wall_ns() + now_ns)
-        if self.state.requests:
-            moments.append(self.sampled_ns + SAMPLE_NS)
+        reading_ns = None if self.sensors.gauge is None else self.sensors.gauge.wait_ns(self.state)
+        if self.state.requests and reading_ns is not None:
+            moments.append(now_ns + reading_ns)
         coming = [max(moment, now_ns) for moment in moments if moment is not None]
         return min(coming, default=None)
 
-    def sample(self) -> None:
-        """A reading of memory, as `read` changes it."""
-        self.sampled_ns = self.timeline.now_ns
-        reading = self.engine.read_memory()
-        used_bytes = reading.active_bytes + reading.cached_bytes
-        fact = events.MemorySampled(
-            active_bytes=reading.active_bytes,
-            cached_bytes=reading.cached_bytes,
-            peak_bytes=reading.peak_bytes,
-            process_bytes=used_bytes,
-            available_bytes=10**12,
-        )
-        self.sensors.deliver_fact(self.read(fact))
+    def read_memory(self) -> MemoryReading:
+        """The allocator's counters, as `read` changes them."""
+        return self.read(self.engine.read_memory())
 
     # What came of it
 
@@ -314,9 +289,16 @@ class World:
         )
 
 
-def same(fact: events.MemorySampled) -> events.MemorySampled:
+def same(reading: MemoryReading) -> MemoryReading:
     """A reading as it was taken."""
-    return fact
+    return reading
+
+
+class NobodyElse:
+    """A machine with nothing on it but the server, and memory enough."""
+
+    def read(self) -> MachineReading:
+        return MachineReading(0, 10**12)
 
 
 def no_space() -> None:
@@ -330,11 +312,3 @@ def arrival_of(request_id: str, prompt: "array[int]", asked: Asked, seed: int) -
         route="completions", model="fake", created=1, stream=True, sampling=sampling
     )
     return Arrival(request_id, None, "completions", True, prompt, asked.max_tokens, parameters)
-
-
-def with_memory(started: events.ServerStarted, memory: MemoryLimits | None) -> events.ServerStarted:
-    """The run's limits, where the settings have none of memory."""
-    limits = started.limits
-    if limits.memory is not None or limits.ceiling_bytes is None:
-        return started
-    return replace(started, limits=replace(limits, memory=memory))

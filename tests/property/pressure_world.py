@@ -6,7 +6,7 @@ from random import Random
 from journal.events import ModelFacts
 from scheduler.settings import Settings
 from scheduler.simulation.cost import DiskCost, EngineCost
-from scheduler.simulation.world import Asked, Machine, World
+from scheduler.simulation.world import Asked, Hardware, World
 from tests.loop_driver import settings_of
 
 S = 1_000_000_000
@@ -18,14 +18,14 @@ CHUNK = 128
 TRANSIENT_BYTES = 100
 
 ENGINE = EngineCost(
-    token_ns=100_000,
-    attend_ps=20_000,
-    weights_ns=4_000_000,
-    read_ps=2_000_000,
-    row_ns=500_000,
-    copy_ns=50_000,
+    token_ns=1_000_000,
+    attend_ps=200_000,
+    weights_ns=40_000_000,
+    read_ps=20_000_000,
+    row_ns=5_000_000,
+    copy_ns=500_000,
 )
-DISK = DiskCost(write_bytes_per_s=40_000_000, read_bytes_per_s=40_000_000, flush_ns=2_000_000)
+DISK = DiskCost(write_bytes_per_s=4_000_000, read_bytes_per_s=4_000_000, flush_ns=20_000_000)
 
 
 def facts_of(state_bytes: int = 0) -> ModelFacts:
@@ -43,8 +43,8 @@ def facts_of(state_bytes: int = 0) -> ModelFacts:
     )
 
 
-def machine_of(state_bytes: int = 0) -> Machine:
-    return Machine(facts_of(state_bytes), ENGINE, DISK)
+def hardware_of(state_bytes: int = 0) -> Hardware:
+    return Hardware(facts_of(state_bytes), ENGINE, DISK)
 
 
 def room_for(num_tokens: int, state_bytes: int = 0, num_rows: int = 1) -> int:
@@ -97,12 +97,12 @@ def assert_ended_well(world: World) -> None:
 
 
 def prompts_of(random: Random, num_requests: int, most_tokens: int) -> list[Asked]:
-    """Requests of any size up to a bound, which come at any time of the first seconds."""
+    """Requests of any size up to a bound, which come at any time of the first 20 seconds."""
     return [
         Asked(
             num_prompt_tokens=random.randint(1, most_tokens),
-            max_tokens=random.randint(1, 200),
-            at_ns=random.randrange(3 * S),
+            max_tokens=random.choice((random.randint(1, 20), random.randint(1, 500))),
+            at_ns=random.randrange(20 * S),
             ends_turn=random.random() < 0.3,
             shares=random.choice((0, 0, BLOCK * random.randint(1, 20))),
         )

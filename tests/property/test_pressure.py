@@ -8,7 +8,7 @@ from scheduler.simulation.world import World
 from tests.property.pressure_world import (
     S,
     assert_ended_well,
-    machine_of,
+    hardware_of,
     play,
     prompts_of,
     room_for,
@@ -30,9 +30,10 @@ def test_every_request_ends_whatever_the_workload(seed: int) -> None:
         scheduler__max_rows=random.randint(1, 6),
         fake__turn_tokens=random.randint(10, 150),
     )
-    world = World(settings, machine_of(state_bytes), seed=seed, race=random.choice((0, 30)))
+    world = World(settings, hardware_of(state_bytes), seed=seed, race=random.choice((0, 30)))
     if seed % 3 == 0:
-        world.plan_crashes([random.randrange(10 * S) for _ in range(3)])
+        for _ in range(3):
+            world.plan(random.randrange(100 * S), world.crash)
     play(world, prompts_of(random, random.randint(2, 9), most_tokens))
     assert_ended_well(world)
     assert world.records["RequestAborted"] == 0
