@@ -215,6 +215,7 @@ def request_admitted(state: SchedulerState, event: events.RequestAdmitted, seq: 
     request.num_disk_tokens = 0
     request.last_chunk = state.num_chunks
     request.restoring = event.num_cached_tokens > 0
+    request.room_tokens = event.num_known_tokens if request.restoring else 0
     leases.join_chain(state, request, event.num_blocks)
     request.reserved_bytes = event.reserved_bytes
     request.admitted_ns = state.now_ns

@@ -182,8 +182,9 @@ def request_paused(state: SchedulerState, event: events.RequestPaused) -> None:
     enter(request, "request_paused")
     if has_row:
         leave_engine(state, request)
-    elif number in state.waiting:
-        state.waiting.remove(number)
+    for numbers in (state.waiting, state.held):
+        if number in numbers:
+            numbers.remove(number)
     forget_marks(state, number)
     if not was_resuming:
         request.resuming_tokens = request.num_cached_tokens
@@ -215,6 +216,7 @@ def resume_started(state: SchedulerState, event: events.ResumeStarted) -> None:
     state.admitted.append(request.number)
     request.held_ns += event.held_ns
     request.restoring = event.num_cached_tokens > 0
+    request.room_tokens = event.num_known_tokens if request.restoring else 0
     if request.saved_tokens < 0:
         request.num_memory_tokens = 0
         request.num_disk_tokens = 0

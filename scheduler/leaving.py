@@ -41,6 +41,7 @@ def back_to_waiting(state: SchedulerState, request: Request) -> None:
 def forget_row(request: Request) -> None:
     """What the engine had of the request is gone."""
     request.num_cached_tokens = 0
+    request.room_tokens = 0
     request.reserved_bytes = 0
     request.admitted_ns = 0
     request.joined_batch = 0

@@ -8,11 +8,12 @@ from itertools import islice
 from typing import Literal
 
 from journal import events
-from journal.events import Decision
+from journal.events import Decision, KvLimits
 from scheduler.draft import Draft, Reason, model_of
+from scheduler.eviction import over_budget
 from scheduler.prefix import block_bytes, is_tail, state_bytes
 from scheduler.request import Phase, Request
-from scheduler.saving import disk_room_bytes, kv_of
+from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
 from scheduler.usage import row_now_bytes
 
@@ -156,10 +157,16 @@ def why_not_saved(state: SchedulerState, draft: Draft, request: Request) -> Drop
     unsaved = {request.hashes[number] for number in request.unsaved}
     if request.number not in draft.committed and any(name not in unsaved for name in names):
         return "not_saved"
-    nothing_moves = not index.writing_bytes and not index.order and not draft.saving_bytes
-    if nothing_moves and disk_room_bytes(state, draft, kv) < unsaved_bytes(state, request):
+    if names and not is_moving(state, draft, kv):
         return "not_saved"
     return None
+
+
+def is_moving(state: SchedulerState, draft: Draft, kv: KvLimits) -> bool:
+    """Whether something is being written or removed, so that there may be room for more."""
+    index = state.index
+    is_removing = bool(index.bad) or (bool(index.order) and over_budget(state, kv)[0] > 0)
+    return index.writing_bytes > 0 or draft.saving_bytes > 0 or is_removing
 
 
 def save_failure(request: Request) -> DropReason:

@@ -218,8 +218,8 @@ def tail_name(request_id: str, num_tokens: int) -> str:
 
 
 def is_tail(name: str) -> bool:
-    """Whether a file's name is a tail's: blocks are named by hexadecimal digits."""
-    return name.startswith("req_")
+    """Whether a file's name is a tail's: the hexadecimal digits of a block have no dash."""
+    return "-" in name
 
 
 def add_tail(index: BlockIndex, name: str, num_bytes: int) -> None:

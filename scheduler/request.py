@@ -130,6 +130,7 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     says why; `tail_start` is the position behind its last whole block, of which there are
     `chain_blocks`, once the tail's save is planned, `saved_tokens` the position up to which its
     KV is durable (-1: none of it is, and it has its tokens only), and `pins` its pinned blocks.
+    `room_tokens` is the room that its row has from the start when it is filled from disk.
     `resuming_tokens` is what its row held when it was paused, `resumed_tokens` when it went on: it
     is left alone until it has made some progress since. `held_ns` is how long it was held, in all
     pauses that are over.
@@ -178,6 +179,7 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tail_planned: bool = False
     tail_start: int = 0
     chain_blocks: int = 0
+    room_tokens: int = 0
     tail_bytes: int = 0
     saved_tokens: int = -1
     save_failure: str | None = None

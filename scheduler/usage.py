@@ -25,11 +25,9 @@ def mark_bytes(state: SchedulerState, permille: int) -> int:
 
 
 def row_now_bytes(state: SchedulerState, request: Request) -> int:
-    """What the request's row takes now. One that is being filled has all its room at once."""
+    """What the request's row takes now. One that is filled from disk has its room at once."""
     assert state.model is not None
-    if request.restoring:
-        return request.reserved_bytes
-    return row_bytes(state.model, request.num_cached_tokens)
+    return row_bytes(state.model, max(request.num_cached_tokens, request.room_tokens))
 
 
 def row_hold_bytes(state: SchedulerState, request: Request) -> int:

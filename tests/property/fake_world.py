@@ -138,13 +138,21 @@ class World:
         waited, were_open = list(self.state.waiting), set(self.state.numbers)
         decisions = self.driver.step(*self.with_names(facts))
         wait = [n for n in self.state.waiting if not self.state.requests[n].deferred_until_ns]
-        check_order(decisions, waited, wait)
+        self.check_order(decisions, waited, wait)
         wishes = only(facts, events.CancelRequested) + only(facts, events.ClientGone)
         wanted = {wish.request_id for wish in wishes} & were_open
         assert not wanted & set(self.state.numbers), "whoever is cancelled ends in that step"
         self.count_ends()
         self.perform()
         return True
+
+    def check_order(
+        self, decisions: Sequence[events.Decision], waited: Sequence[int], wait: Sequence[int]
+    ) -> None:
+        """Nobody was admitted before somebody who waited longer, and waits still for a row."""
+        passed_over = set(waited) & set(wait)
+        for admitted in only(decisions, events.RequestAdmitted):
+            assert not [n for n in passed_over if n < admitted.number], "somebody overtook"
 
     def with_names(self, facts: list[AnyEvent]) -> list[AnyEvent]:
         """The facts with what the loop adds to them: nothing, where no KV is saved."""
@@ -209,15 +217,6 @@ class World:
             if not self.collect(64) and not worked:
                 return
         raise AssertionError("the world does not come to rest")
-
-
-def check_order(
-    decisions: Sequence[events.Decision], waited: Sequence[int], wait: Sequence[int]
-) -> None:
-    """Nobody was admitted before somebody who waited longer, and waits still for a row."""
-    passed_over = set(waited) & set(wait)
-    for admitted in only(decisions, events.RequestAdmitted):
-        assert not [n for n in passed_over if n < admitted.number], "somebody overtook"
 
 
 ARRIVALS = st.tuples(
