@@ -36,8 +36,8 @@ MEMORY = MemoryLimits(
 )
 
 
-CEILING = msgspec.structs.replace(LIMITS, ceiling_bytes=2_700)
-"""Weights, a chunk, and one of the larger requests with little beside it."""
+CEILING = msgspec.structs.replace(LIMITS, ceiling_bytes=3_200)
+"""Weights, a chunk, and about one and a half of the larger requests."""
 
 
 def short(limits: events.Limits = CEILING, **changes: Any) -> events.Limits:
@@ -282,7 +282,7 @@ class HoldWorld(KvWorld):
                 cached_bytes=engine.cached,
                 peak_bytes=active,
                 process_bytes=active,
-                available_bytes=max(0, 2_700 - active - engine.ballast),
+                available_bytes=max(0, 3_200 - active - engine.ballast),
             )
         )
 

@@ -1,21 +1,25 @@
 """Whatever happens while memory is short, every request ends, and nothing stays behind."""
 
+from collections import Counter
+from itertools import groupby
 from typing import Any
 
 from hypothesis import given
 
 from journal import events
-from tests.property.hold_world import ACTIONS, play
+from scheduler.evolve import fold
+from scheduler.policy import decide
+from scheduler.state import SchedulerState
+from tests.property.hold_stories import tell
+from tests.property.hold_world import ACTIONS, HoldWorld, play
 from tests.property.kv_world import KvSetup
 from tests.property.test_kv_world import bounded
 
 Story = tuple[KvSetup, list[tuple[Any, ...]]]
 
 
-@bounded
-@given(ACTIONS)
-def test_everything_ends_and_nothing_is_held(story: Story) -> None:
-    world = play(story)
+def check_rest(world: HoldWorld) -> None:
+    """Whatever is still open cannot run on this server; nothing else is left of anything."""
     world.settle()
     state, index = world.state, world.state.index
     kept = [number for number in state.paused if state.requests[number].held_reason]
@@ -30,3 +34,37 @@ def test_everything_ends_and_nothing_is_held(story: Story) -> None:
         assert not index.tails
     if world.setup.limits.kv is not None:
         assert set(world.disk.sizes) == world.known_files() - world.disk.lost
+
+
+@bounded
+@given(ACTIONS)
+def test_everything_ends_and_nothing_is_held(story: Story) -> None:
+    check_rest(play(story))
+
+
+@bounded
+@given(ACTIONS)
+def test_journal_is_decided_again_without_a_difference(story: Story) -> None:
+    driver = play(story).driver
+    state = SchedulerState()
+    for _, step in groupby(driver.records, key=lambda record: record.step):
+        records = list(step)
+        decided = [r for r in records if r.source == "decision"]
+        fold(state, [r for r in records if r.source == "fact"])
+        assert decide(state) == [record.event for record in decided]
+        fold(state, decided)
+    assert state == driver.state
+
+
+def test_long_stories_end_too_and_show_every_way_to_hold_a_request() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        world = tell(seed)
+        check_rest(world)
+        for record in world.driver.records:
+            kind = events.kind_of(type(record.event).__name__)
+            seen[f"{kind} {getattr(record.event, 'reason', '')}".strip()] += 1
+    wanted = {f"pause_started {reason}" for reason in ("high", "no_room", "operator")}
+    wanted |= {"chain_pinned", "request_resumed", "tier_shrunk pressure", "reclaim_started"}
+    wanted |= {"chain_unpinned resumed", "kv_dropped not_saved", "emergency_declared"}
+    assert wanted <= set(seen)
