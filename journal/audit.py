@@ -52,6 +52,8 @@ class RequestFigures(msgspec.Struct, frozen=True):
     ended_run_id: int | None
     received_seq: int
     ended_seq: int | None
+    num_pauses: int
+    held_ms: int
 
 
 class RunFigures(msgspec.Struct, frozen=True):
@@ -103,6 +105,9 @@ class MinuteFigures(msgspec.Struct, frozen=True):
     decode_ms: int
     decode_tokens_per_s: float | None
     mean_rows: float | None
+    num_pauses: int
+    num_resumes: int
+    held_ms: int
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -168,8 +173,106 @@ class BlockFigures(msgspec.Struct, frozen=True):
     last_use_at: str | None
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """A row of the view `pauses`."""
+
+    pause_seq: int
+    number: int
+    request_id: str
+    run_id: int
+    reason: str
+    from_phase: str
+    outcome: str
+    dropped: str | None
+    started_at: str
+    saved_at: str | None
+    paused_at: str | None
+    freed_at: str | None
+    resume_started_at: str | None
+    resumed_at: str | None
+    ended_at: str | None
+    pausing_ms: int | None
+    freeing_ms: int | None
+    held_ms: int | None
+    resuming_ms: int | None
+    rank: int | None
+    num_candidates: int | None
+    usage_bytes: int | None
+    ceiling_bytes: int | None
+    frees_bytes: int | None
+    unsaved_bytes: int | None
+    freed_bytes: int | None
+    tail_bytes: int | None
+    num_blocks: int | None
+    read_bytes: int | None
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_restored_tokens: int | None
+    num_lost_tokens: int | None
+    resumed_run_id: int | None
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """A row of the view `pins`."""
+
+    number: int
+    request_id: str
+    domain: str
+    num_blocks: int
+    last_hash: str
+    num_tokens: int
+    tail_bytes: int
+    pinned_at: str
+
+
+class PinnedBlock(msgspec.Struct, frozen=True):
+    """A row of the view `pinned_blocks`."""
+
+    hash: str
+    domain: str
+    end_tokens: int
+    num_pins: int
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A row of the view `memory`."""
+
+    seq: int
+    run_id: int
+    sampled_at: str
+    active_bytes: int
+    cached_bytes: int
+    peak_bytes: int
+    process_bytes: int
+    available_bytes: int
+    age_ms: int
+    ceiling_bytes: int | None
+    active_share: float | None
+
+
+class HeldTimes(msgspec.Struct, frozen=True):
+    """How long requests were held, over the pauses that are over: of each percentile the smallest
+    time that so many percent of them did not exceed. Without any they are null.
+    """
+
+    num_pauses: int
+    p50_ms: int | None
+    p90_ms: int | None
+    p99_ms: int | None
+    max_ms: int | None
+
+
 Figures = TypeVar(
-    "Figures", RequestFigures, RunFigures, MinuteFigures, Rejection, CacheMiss, BlockFigures
+    "Figures",
+    RequestFigures,
+    RunFigures,
+    MinuteFigures,
+    Rejection,
+    CacheMiss,
+    BlockFigures,
+    Pause,
+    Pin,
+    Reading,
 )
 
 
@@ -217,6 +320,40 @@ def block(reader: JournalReader, name: str) -> BlockFigures | None:
     with reader.transaction() as run:
         row = run(f"SELECT {names} FROM blocks WHERE hash = ?", (name,)).fetchone()
     return None if row is None else BlockFigures(*row)
+
+
+def pauses(reader: JournalReader) -> Iterator[Pause]:
+    """All pauses, in the order in which they began."""
+    return _rows(reader, Pause, "pauses", "pause_seq", 0)
+
+
+def held_times(reader: JournalReader) -> HeldTimes:
+    """Percentiles of the time that requests were held, by the nearest rank."""
+    over = "FROM pauses WHERE held_ms IS NOT NULL"
+    with reader.transaction() as run:
+        count: int = run(f"SELECT count(*) {over}").scalar_one()
+        query = f"SELECT held_ms {over} ORDER BY held_ms LIMIT 1 OFFSET ?"
+        ranks = [-(-count * percent // 100) - 1 for percent in (50, 90, 99, 100)]
+        times = [run(query, (max(0, rank),)).scalar() for rank in ranks]
+    return HeldTimes(count, *times)
+
+
+def pins(reader: JournalReader) -> Iterator[Pin]:
+    """What is pinned now, by the number of the request."""
+    return _rows(reader, Pin, "pins", "number", 0)
+
+
+def pinned_blocks(reader: JournalReader) -> list[PinnedBlock]:
+    """The blocks that are pinned now, by their hash: one read, since each walks the chains."""
+    names = ", ".join(PinnedBlock.__struct_fields__)
+    with reader.transaction() as run:
+        rows = run(f"SELECT {names} FROM pinned_blocks ORDER BY hash").fetchall()
+    return [PinnedBlock(*row) for row in rows]
+
+
+def memory(reader: JournalReader) -> Iterator[Reading]:
+    """All readings whose events are still there, the oldest first."""
+    return _rows(reader, Reading, "memory", "seq", 0)
 
 
 def _rows(

@@ -5,7 +5,15 @@ import msgspec
 from journal.blocks import statement_of
 from journal.database import Run
 from journal.rows import Changes
-from journal.statements import PUT_MINUTE, PUT_REQUEST, PUT_RUN
+from journal.statements import (
+    DELETE_PIN,
+    PUT_MINUTE,
+    PUT_PAUSE,
+    PUT_PIN,
+    PUT_REQUEST,
+    PUT_RUN,
+    PUT_SAMPLE,
+)
 
 
 def write_changes(run: Run, changes: Changes) -> None:
@@ -14,8 +22,15 @@ def write_changes(run: Run, changes: Changes) -> None:
         (PUT_REQUEST, changes.requests),
         (PUT_RUN, changes.runs),
         (PUT_MINUTE, changes.minutes),
+        (PUT_PAUSE, changes.pauses),
+        (PUT_SAMPLE, changes.samples),
     ):
         if rows:
             run(statement, [msgspec.structs.astuple(row) for row in rows.values()])
+    for number, pin in changes.pins.items():
+        if pin is None:
+            run(DELETE_PIN, (number,))
+        else:
+            run(PUT_PIN, msgspec.structs.astuple(pin))
     for change in changes.blocks:
         run(*statement_of(change))

@@ -13,7 +13,7 @@ from journal.journal import KEPT_SNAPSHOTS
 from journal.place import Position, Positioned, place
 from journal.projections import Projection
 from journal.queries import Output
-from journal.rows import MinuteRow, RequestRow, RunRow
+from journal.rows import Changes, MinuteRow, PauseRow, PinRow, RequestRow, RunRow, SampleRow
 from journal.tokens import ID_BYTES, NO_ROWS, Logprobs, SideRows, unpack_ids
 
 
@@ -30,6 +30,9 @@ class MemoryJournal(Positioned):
         self.runs: dict[int, RunRow] = {}
         self.minutes: dict[int, MinuteRow] = {}
         self.blocks: dict[str, BlockRow] = {}
+        self.pauses: dict[int, PauseRow] = {}
+        self.pins: dict[int, PinRow] = {}
+        self.samples: dict[int, SampleRow] = {}
         self._records: list[Record] = []
         self._prompts: dict[str, bytes] = {}
         self._parameters: dict[str, bytes] = {}
@@ -65,16 +68,25 @@ class MemoryJournal(Positioned):
             self._projection.apply(record)
         changes = self._projection.take_changes(records[-1].seq)
         if changes is not None:
-            self.requests.update(changes.requests)
-            self.runs.update(changes.runs)
-            self.minutes.update(changes.minutes)
-            for change in changes.blocks:
-                apply(self.blocks, change)
+            self._keep_changes(changes)
         self._records.extend(records)
         self.commits[durability] += 1
         self.last = Position(records[-1].seq, step, at_ns, records[-1].run_id)
         self._run_begun = True
         return records
+
+    def _keep_changes(self, changes: Changes) -> None:
+        self.requests.update(changes.requests)
+        self.runs.update(changes.runs)
+        self.minutes.update(changes.minutes)
+        self.pauses.update(changes.pauses)
+        self.samples.update(changes.samples)
+        for number, pin in changes.pins.items():
+            self.pins.pop(number, None)
+            if pin is not None:
+                self.pins[number] = pin
+        for change in changes.blocks:
+            apply(self.blocks, change)
 
     def _keep_side_rows(self, records: list[Record], side: SideRows) -> None:
         self._prompts.update(side.prompts)
@@ -167,6 +179,7 @@ class MemoryJournal(Positioned):
         later = [record for record in self._records if record.seq > first.seq]
         self._records = [first, *later]
         self._snapshots = [kept for kept in self._snapshots if kept[0] >= first.seq]
+        self.samples = {seq: row for seq, row in self.samples.items() if seq > first.seq}
         self._carried = None
         return True
 

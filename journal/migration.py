@@ -11,7 +11,7 @@ from journal.changes import write_changes
 from journal.database import Run
 from journal.queries import read_records
 from journal.rebuild import Rebuild, load_base
-from journal.statements import INSERT_BLOCK
+from journal.statements import INSERT_BLOCK, PUT_PIN
 from journal.tables import SCHEMA
 
 
@@ -34,7 +34,11 @@ def fold_again(run: Run) -> None:
     from the events that are there.
     """
     run("DELETE FROM block")
-    rebuild = Rebuild(load_base(run))
+    run("DELETE FROM pin")
+    base = load_base(run)
+    for row in base.rows.pins:
+        run(PUT_PIN, msgspec.structs.astuple(row))
+    rebuild = Rebuild(base)
     for row in rebuild.blocks.values():
         run(INSERT_BLOCK, msgspec.structs.astuple(row))
     last_seq = 0

@@ -8,52 +8,22 @@ is over. So a decode step costs no row, and after a crash the steps behind the n
 """
 
 from journal import events
-from journal.blocks import changes_of
+from journal.blocks import Used, changes_of
 from journal.events import AnyEvent, Record
-from journal.rows import Changes, MinuteRow, OpenRows, RequestRow, RunRow, request_row, run_row
+from journal.holding import GIVEN_UP, HoldEvent, Holding, count_prefilled, forget_row
+from journal.quiet import leave
+from journal.rows import (
+    Changes,
+    MinuteRow,
+    OpenRows,
+    RequestRow,
+    RunRow,
+    request_row,
+    run_row,
+    sample_row,
+)
 
 MINUTE_NS = 60_000_000_000
-
-Quiet = (
-    events.StateCarried
-    | events.KvFreed
-    | events.EngineFailed
-    | events.ClientGone
-    | events.CancelRequested
-    | events.TokensDecoded
-    | events.BlocksNamed
-    | events.BlockSaved
-    | events.BlockSaveFailed
-    | events.SavingStopped
-    | events.SavingResumed
-    | events.BlockCorrupt
-    | events.BlocksLost
-    | events.StoreMeasured
-    | events.ClearRequested
-    | events.ClockTicked
-    | events.RequestDeferred
-    | events.BlockSavePlanned
-    | events.BlocksEvicted
-    | events.TierShrunk
-    | events.ChainRestoreFailed
-    | events.ChainSaved
-    | events.ChainSaveFailed
-    | events.MemorySampled
-    | events.MemoryReclaimed
-    | events.HoldRequested
-    | events.ReleaseRequested
-    | events.ReclaimStarted
-    | events.EmergencyDeclared
-    | events.PauseStarted
-    | events.TailSavePlanned
-    | events.ChainPinned
-    | events.KvDropped
-    | events.RequestPaused
-    | events.ResumeStarted
-    | events.RequestResumed
-    | events.ChainUnpinned
-)
-"""Kinds that change no row of a request, a run or a minute."""
 
 
 class Projection:
@@ -65,7 +35,10 @@ class Projection:
         self.run: RunRow | None = None
         self.minute: MinuteRow | None = None
         self.last_at_ns = 0
+        self._last_step = 0
         self._awaiting: set[int] = set()
+        self._restoring: set[int] = set()
+        self._holding = Holding()
         self._changes = Changes()
         self._changed = False
 
@@ -76,17 +49,27 @@ class Projection:
         self._awaiting = {
             row.number
             for row in rows.requests
-            if row.phase == "decoding" and row.first_token_ns is None
+            if row.phase in ("decoding", "pausing") and row.first_token_ns is None
         }
+        self._restoring = {
+            row.number
+            for row in rows.requests
+            if row.phase in ("prefilling", "pausing") and is_empty(row) and row.num_cached_tokens
+        }
+        self._holding.restore(rows)
         self.run = rows.run
         self.minute = rows.minute
         self.last_at_ns = rows.last_at_ns
 
     def open_rows(self) -> OpenRows:
         """What `restore` starts from."""
-        requests = list(self.requests.values())
         return OpenRows(
-            requests=requests, run=self.run, minute=self.minute, last_at_ns=self.last_at_ns
+            requests=list(self.requests.values()),
+            run=self.run,
+            minute=self.minute,
+            last_at_ns=self.last_at_ns,
+            pauses=list(self._holding.pauses.values()),
+            pins=list(self._holding.pins.values()),
         )
 
     def flush(self) -> None:
@@ -95,6 +78,9 @@ class Projection:
 
     def apply(self, record: Record) -> None:
         """Folds one record."""
+        if record.step != self._last_step and self._holding.undecided:
+            self._settle_pauses(record)
+        self._last_step = record.step
         minute = self._minute_of(record.at_ns)
         if isinstance(record.event, events.TokensDecoded):
             self._tokens_decoded(record, record.event, minute)
@@ -113,6 +99,7 @@ class Projection:
         if self.minute is not None:
             self.minute.through_seq = through_seq
             self._changes.minutes[self.minute.minute] = self.minute
+        self._holding.take_changes(self._changes)
         changes, self._changes, self._changed = self._changes, Changes(), False
         return changes
 
@@ -182,12 +169,17 @@ class Projection:
                 self._chunk_done(event, minute)
             case events.PrefillChunkCommitted():
                 self._chunk_committed(event)
+            case events.MemorySampled():
+                assert self.run is not None
+                self._changes.samples[record.seq] = sample_row(record, event, self.run)
+            case events.ChainUnpinned():
+                self._holding.unpin(event.number)
             case events.ChainRestored():
                 self._restored(event)
             case events.BatchChanged():
                 self._batch_changed(record, event)
             case events.RequestRetried():
-                self._retried(event)
+                self._retried(record, event, minute)
             case events.RequestFinished():
                 minute.num_finished += 1
                 tokens = event.num_output_tokens
@@ -199,21 +191,31 @@ class Projection:
             case events.RequestAborted():
                 self._aborted(record, event, minute)
             case _:
-                _pass(event)
+                if isinstance(event, HoldEvent):
+                    self._hold(record, event, minute)
+                else:
+                    leave(event)
 
     def _server_started(self, record: Record, event: events.ServerStarted) -> None:
-        """Applies the recovery table: what the dead run had in the engine waits again."""
+        """Applies the recovery table: what the dead run had in the engine waits again, and what it
+        held is still held.
+        """
         killed = self.run is not None and self.run.ended_by is None
         if killed:
             self._end_run(self.last_at_ns, "killed", None)
         for row in self.requests.values():
-            if row.phase != "waiting":
-                row.phase = "waiting"
-                _forget_row(row)
+            if row.phase not in ("waiting", "paused"):
                 row.num_recoveries += 1
                 row.num_deaths += int(killed)
                 self._changes.requests[row.number] = row
+            if row.phase in ("pausing", "resuming"):
+                self._holding.server_started(row, record.at_ns)
+            elif row.phase in ("prefilling", "decoding"):
+                row.phase = "waiting"
+                forget_row(row)
         self._awaiting.clear()
+        self._restoring.clear()
+        self._holding.run_id = record.run_id
         self.run = run_row(record, event)
         self._changes.runs[record.run_id] = self.run
 
@@ -224,6 +226,7 @@ class Projection:
         self.run.load_duration_ns = event.load_ns
         self.run.model_fingerprint = event.model.fingerprint
         self.run.kv_domain = event.kv_domain or None
+        self._holding.engine_ready(event.kv_domain)
         self._changes.runs[self.run.run_id] = self.run
 
     def _end_run(self, at_ns: int, ended_by: str, reason: str | None) -> None:
@@ -268,6 +271,8 @@ class Projection:
             row.parted_because = event.parted_because
             row.parted_at_tokens = event.parted_at_tokens
             row.waited_ns = event.waited_ns
+            if event.num_cached_tokens:
+                self._restoring.add(row.number)
             if row.admitted_ns is None:
                 row.admitted_ns = record.at_ns
 
@@ -286,16 +291,20 @@ class Projection:
             row.prefill_duration_ns += event.duration_ns
 
     def _restored(self, event: events.ChainRestored) -> None:
-        """What an admission has promised comes, or less of it."""
+        """What an admission or a resume has promised comes, or less of it."""
         row = self._find(event.request_id)
-        if row is not None and row.phase == "prefilling" and row.num_cached_tokens:
+        if row is None:
+            return
+        if row.phase == "resuming":
+            self._holding.restored(event, row)
+        elif row.number in self._restoring:
+            self._restoring.discard(row.number)
             row.num_memory_tokens, row.num_disk_tokens = event.of_prompt(row.num_prompt_tokens)
 
     def _chunk_committed(self, event: events.PrefillChunkCommitted) -> None:
         row = self._find(event.request_id)
         if row is not None:
-            held = min(event.num_cached_tokens, row.num_prompt_tokens)
-            row.num_prefilled_tokens = held - row.num_memory_tokens - row.num_disk_tokens
+            count_prefilled(row, event.num_cached_tokens)
 
     def _batch_changed(self, record: Record, event: events.BatchChanged) -> None:
         for number in event.joined:
@@ -306,20 +315,47 @@ class Projection:
             if row.first_token_ns is None:
                 self._awaiting.add(number)
 
-    def _retried(self, event: events.RequestRetried) -> None:
+    def _retried(self, record: Record, event: events.RequestRetried, minute: MinuteRow) -> None:
         row = self._find(event.request_id)
         if row is not None:
+            self._holding.end(row, GIVEN_UP, record.at_ns, minute)
             row.phase = "waiting"
-            _forget_row(row)
+            forget_row(row)
             row.num_retries = event.retry
-            self._awaiting.discard(row.number)
+            self._leave_engine(row.number)
+
+    def _hold(self, record: Record, event: HoldEvent, minute: MinuteRow) -> None:
+        row = self._find(event.request_id)
+        if row is None:
+            return
+        if isinstance(event, events.ResumeStarted) and row.number in self._holding.pins:
+            last_hash = self._holding.pins[row.number].last_hash
+            self._changes.blocks.append(Used(last_hash, record.at_ns))
+        self._holding.apply(record, event, row, minute)
+        if row.phase == "paused":
+            self._leave_engine(row.number)
+
+    def _settle_pauses(self, record: Record) -> None:
+        """The core has completed the pauses of an earlier run that it could complete."""
+        if isinstance(record.event, events.StateCarried):
+            return  # it stands for the step with which the rows were carried
+        assert self.run is not None
+        waiting = self._holding.settle(self.requests, self.last_at_ns, self.run.started_ns)
+        for row in waiting:
+            self._touch(row.number)
+
+    def _leave_engine(self, number: int) -> None:
+        """No token and no restored chain of its row counts any more."""
+        self._awaiting.discard(number)
+        self._restoring.discard(number)
 
     def _aborted(self, record: Record, event: events.RequestAborted, minute: MinuteRow) -> None:
         minute.num_aborted += 1
         row = self._find(event.request_id)
         if row is not None:
             row.detail = event.detail
-        self._end(record, event.request_id, "aborted", event.reason, event.num_output_tokens)
+        tokens = event.num_output_tokens
+        self._end(record, event.request_id, "aborted", event.reason, tokens)
 
     def _end(
         self, record: Record, request_id: str, outcome: str, reason: str, num_output_tokens: int
@@ -327,6 +363,7 @@ class Projection:
         row = self._find(request_id)
         if row is None:
             return
+        self._holding.end(row, "ended", record.at_ns, self._minute_of(record.at_ns))
         row.phase = row.outcome = outcome
         row.reason = reason
         row.ended_ns = record.at_ns
@@ -334,17 +371,11 @@ class Projection:
         row.ended_seq = record.seq
         row.num_output_tokens = num_output_tokens
         self._changes.ended.append(row.number)
-        self._awaiting.discard(row.number)
+        self._leave_engine(row.number)
         del self.requests[row.number]
         del self.numbers[request_id]
 
 
-def _forget_row(row: RequestRow) -> None:
-    """What the request held in the engine is gone with its row."""
-    row.num_memory_tokens = 0
-    row.num_disk_tokens = 0
-    row.num_prefilled_tokens = 0
-
-
-def _pass(_: Quiet) -> None:
-    """These leave the rows of requests, runs and minutes as they are."""
+def is_empty(row: RequestRow) -> bool:
+    """Whether nothing of the prompt has come into the request's row yet."""
+    return not (row.num_memory_tokens or row.num_disk_tokens or row.num_prefilled_tokens)

@@ -14,7 +14,15 @@ from journal.database import Run
 from journal.events import AnyEvent, Record, TokensDecoded
 from journal.place import Position
 from journal.projections import Projection
-from journal.rows import MinuteRow, OpenRows, RequestRow, RunRow
+from journal.rows import (
+    MinuteRow,
+    OpenRows,
+    PauseRow,
+    PinRow,
+    RequestRow,
+    RunRow,
+    SampleRow,
+)
 from journal.statements import column_names
 from journal.tokens import ID_BYTES, Logprobs, StepTokens, unpack_ids, unpack_logprobs, unpack_rows
 
@@ -33,7 +41,7 @@ REMOVE_ORPHANS = (
     "DELETE FROM step_tokens WHERE seq NOT IN (SELECT seq FROM events)",
 )
 
-Row = TypeVar("Row", RequestRow, RunRow, MinuteRow, BlockRow)
+Row = TypeVar("Row", RequestRow, RunRow, MinuteRow, BlockRow, PauseRow, PinRow, SampleRow)
 
 
 def record_of(row: Sequence[Any]) -> Record:
@@ -88,6 +96,8 @@ def open_rows(run: Run, last_at_ns: int) -> OpenRows:
         run=runs[0] if runs else None,
         minute=minutes[0] if minutes else None,
         last_at_ns=last_at_ns,
+        pauses=select_rows(run, tables.pause, PauseRow, "WHERE outcome = 'open' ORDER BY number"),
+        pins=select_rows(run, tables.pin, PinRow, "ORDER BY number"),
     )
 
 

@@ -55,6 +55,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
     parted_because: str | None = None
     parted_at_tokens: int | None = None
     waited_ns: int = 0
+    num_pauses: int = 0
+    held_ns: int = 0
 
 
 class RunRow(msgspec.Struct, kw_only=True):
@@ -105,23 +107,94 @@ class MinuteRow(msgspec.Struct, kw_only=True):
     num_output_tokens: int = 0
     decode_duration_ns: int = 0
     through_seq: int = 0
+    num_pauses: int = 0
+    num_resumes: int = 0
+    held_ns: int = 0
+
+
+class PauseRow(msgspec.Struct, kw_only=True):
+    """A row of `pause`: a request was to be held, and what came of it. Its key is the seq of the
+    event that began it; it is `open` until the request goes on, ends, or waits without its KV.
+    """
+
+    pause_seq: int
+    number: int
+    request_id: str
+    run_id: int
+    reason: str
+    from_phase: str
+    outcome: str = "open"
+    started_ns: int
+    saved_ns: int | None = None
+    paused_ns: int | None = None
+    freed_ns: int | None = None
+    resume_started_ns: int | None = None
+    resumed_ns: int | None = None
+    ended_ns: int | None = None
+    rank: int | None = None
+    num_candidates: int | None = None
+    frees_bytes: int | None = None
+    unsaved_bytes: int | None = None
+    usage_bytes: int | None = None
+    ceiling_bytes: int | None = None
+    freed_bytes: int | None = None
+    domain: str | None = None
+    tail_bytes: int | None = None
+    num_blocks: int | None = None
+    num_cached_tokens: int
+    num_output_tokens: int
+    dropped: str | None = None
+    read_bytes: int | None = None
+    num_restored_tokens: int | None = None
+    num_lost_tokens: int | None = None
+    resumed_run_id: int | None = None
+
+
+class PinRow(msgspec.Struct, kw_only=True):
+    """A row of `pin`: the chain that a held request keeps on disk."""
+
+    number: int
+    request_id: str
+    domain: str
+    num_blocks: int
+    last_hash: str
+    num_tokens: int
+    tail_bytes: int
+    pinned_ns: int
+
+
+class SampleRow(msgspec.Struct, kw_only=True):
+    """A row of `memory_sample`: one reading."""
+
+    seq: int
+    run_id: int
+    at_ns: int
+    active_bytes: int
+    cached_bytes: int
+    peak_bytes: int
+    process_bytes: int
+    available_bytes: int
+    age_ns: int
+    ceiling_bytes: int | None
 
 
 class OpenRows(msgspec.Struct, kw_only=True):
-    """The rows that later events may change: the open requests, the newest run and minute, and the
-    time of the last event.
+    """The rows that later events may change: the open requests with their pauses and pins, the
+    newest run and minute, and the time of the last event.
     """
 
     requests: list[RequestRow]
     run: RunRow | None
     minute: MinuteRow | None
     last_at_ns: int
+    pauses: list[PauseRow] = []
+    pins: list[PinRow] = []
 
 
 @dataclass(slots=True)
 class Changes:
-    """The rows to write, by key. `ended` are the numbers of the requests that ended. `blocks` is
-    what happened to blocks, in order.
+    """The rows to write, by key. `ended` are the numbers of the requests that ended; a pin that is
+    null is gone. `blocks` is what happened to blocks, in order.
     """
 
     requests: dict[int, RequestRow] = field(default_factory=dict[int, RequestRow])
@@ -129,6 +202,9 @@ class Changes:
     minutes: dict[int, MinuteRow] = field(default_factory=dict[int, MinuteRow])
     ended: list[int] = field(default_factory=list[int])
     blocks: list[BlockChange] = field(default_factory=list[BlockChange])
+    pauses: dict[int, PauseRow] = field(default_factory=dict[int, PauseRow])
+    pins: dict[int, PinRow | None] = field(default_factory=dict[int, "PinRow | None"])
+    samples: dict[int, SampleRow] = field(default_factory=dict[int, SampleRow])
 
 
 def _json(value: object) -> str:
@@ -174,4 +250,20 @@ def request_row(record: Record, event: events.RequestReceived) -> RequestRow:
         received_ns=record.at_ns,
         num_prompt_tokens=event.num_prompt_tokens,
         asked_max_tokens=event.max_tokens,
+    )
+
+
+def sample_row(record: Record, event: events.MemorySampled, run: RunRow) -> SampleRow:
+    """The row of a reading in this run."""
+    return SampleRow(
+        seq=record.seq,
+        run_id=record.run_id,
+        at_ns=record.at_ns,
+        active_bytes=event.active_bytes,
+        cached_bytes=event.cached_bytes,
+        peak_bytes=event.peak_bytes,
+        process_bytes=event.process_bytes,
+        available_bytes=event.available_bytes,
+        age_ns=event.age_ns,
+        ceiling_bytes=msgspec.json.decode(run.limits)["ceiling_bytes"],
     )

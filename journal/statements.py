@@ -33,3 +33,7 @@ PUT_REQUEST = _insert(tables.request, "OR REPLACE")
 PUT_RUN = _insert(tables.run, "OR REPLACE")
 PUT_MINUTE = _insert(tables.minute, "OR REPLACE")
 INSERT_BLOCK = _insert(tables.block, "OR IGNORE")
+PUT_PAUSE = _insert(tables.pause, "OR REPLACE")
+PUT_PIN = _insert(tables.pin, "OR REPLACE")
+PUT_SAMPLE = _insert(tables.memory_sample, "OR REPLACE")
+DELETE_PIN = "DELETE FROM pin WHERE number = ?"

@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = "0002"
+SCHEMA = "0003"
 """The newest revision in migrations/versions."""
 
 metadata = MetaData()
@@ -124,6 +124,8 @@ request = Table(
     Column("parted_because", Text),
     Column("parted_at_tokens", Integer),
     Column("waited_ns", Integer, nullable=False, server_default="0"),
+    Column("num_pauses", Integer, nullable=False, server_default="0"),
+    Column("held_ns", Integer, nullable=False, server_default="0"),
     # A start reads the open requests only, whatever the number of those that ended.
     Index("request_open", "number", sqlite_where=text("outcome IS NULL")),
     sqlite_strict=True,
@@ -196,6 +198,82 @@ minute = Table(
     Column("decode_duration_ns", Integer, nullable=False),
     # Events behind it (decode steps) are counted in memory only, and again after a crash.
     Column("through_seq", Integer, nullable=False),
+    Column("num_pauses", Integer, nullable=False, server_default="0"),
+    Column("num_resumes", Integer, nullable=False, server_default="0"),
+    Column("held_ns", Integer, nullable=False, server_default="0"),
+    sqlite_strict=True,
+)
+
+pause = Table(
+    "pause",
+    metadata,
+    # The seq of the event that began it.
+    Column("pause_seq", Integer, primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("run_id", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("from_phase", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("started_ns", Integer, nullable=False),
+    Column("saved_ns", Integer),
+    Column("paused_ns", Integer),
+    Column("freed_ns", Integer),
+    Column("resume_started_ns", Integer),
+    Column("resumed_ns", Integer),
+    Column("ended_ns", Integer),
+    Column("rank", Integer),
+    Column("num_candidates", Integer),
+    Column("frees_bytes", Integer),
+    Column("unsaved_bytes", Integer),
+    Column("usage_bytes", Integer),
+    Column("ceiling_bytes", Integer),
+    Column("freed_bytes", Integer),
+    Column("domain", Text),
+    Column("tail_bytes", Integer),
+    Column("num_blocks", Integer),
+    Column("num_cached_tokens", Integer, nullable=False),
+    Column("num_output_tokens", Integer, nullable=False),
+    Column("dropped", Text),
+    Column("read_bytes", Integer),
+    Column("num_restored_tokens", Integer),
+    Column("num_lost_tokens", Integer),
+    Column("resumed_run_id", Integer),
+    # A start reads the open ones only.
+    Index("pause_open", "pause_seq", sqlite_where=text("outcome = 'open'")),
+    sqlite_strict=True,
+)
+
+pin = Table(
+    "pin",
+    metadata,
+    # That of the request.
+    Column("number", Integer, primary_key=True),
+    Column("request_id", Text, nullable=False),
+    Column("domain", Text, nullable=False),
+    Column("num_blocks", Integer, nullable=False),
+    Column("last_hash", Text, nullable=False),
+    Column("num_tokens", Integer, nullable=False),
+    Column("tail_bytes", Integer, nullable=False),
+    Column("pinned_ns", Integer, nullable=False),
+    sqlite_strict=True,
+)
+
+memory_sample = Table(
+    "memory_sample",
+    metadata,
+    # The seq of its memory_sampled: the row goes when a compaction takes that event.
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", Integer, nullable=False),
+    Column("at_ns", Integer, nullable=False),
+    Column("active_bytes", Integer, nullable=False),
+    Column("cached_bytes", Integer, nullable=False),
+    Column("peak_bytes", Integer, nullable=False),
+    Column("process_bytes", Integer, nullable=False),
+    Column("available_bytes", Integer, nullable=False),
+    Column("age_ns", Integer, nullable=False),
+    # That with which the run began.
+    Column("ceiling_bytes", Integer),
     sqlite_strict=True,
 )
 

@@ -11,7 +11,16 @@ from journal.errors import UnreadableEvent
 from journal.events import Record, StateCarried
 from journal.place import Position
 from journal.rebuild import Rebuild, load_base
-from journal.rows import Changes, MinuteRow, RequestRow, RunRow
+from journal.rows import (
+    Changes,
+    MinuteRow,
+    OpenRows,
+    PauseRow,
+    PinRow,
+    RequestRow,
+    RunRow,
+    SampleRow,
+)
 from journal.tables import SCHEMA
 from journal.tokens import ID_BYTES
 
@@ -32,6 +41,21 @@ ORPHANS = {
     ),
     "snapshots: rows of no event": (
         "SELECT count(*) FROM snapshots WHERE seq NOT IN (SELECT seq FROM events)"
+    ),
+    "memory_sample: rows of no memory_sampled": (
+        "SELECT count(*) FROM memory_sample WHERE seq NOT IN"
+        " (SELECT seq FROM events WHERE kind = 'memory_sampled')"
+    ),
+    "pin: rows of requests that are not held": (
+        "SELECT count(*) FROM pin WHERE number NOT IN"
+        " (SELECT number FROM pause WHERE outcome = 'open')"
+    ),
+    "request: rows whose pauses are not those in pause": (
+        "SELECT count(*) FROM request q LEFT JOIN ("
+        " SELECT number, count(paused_ns) AS num_pauses,"
+        " sum(iif(outcome = 'open', 0, coalesce(coalesce(resumed_ns, ended_ns) - paused_ns, 0)))"
+        " AS held_ns FROM pause GROUP BY number) p USING (number)"
+        " WHERE q.num_pauses <> coalesce(p.num_pauses, 0) OR q.held_ns <> coalesce(p.held_ns, 0)"
     ),
 }
 
@@ -98,6 +122,7 @@ def _projections(run: Run) -> Iterator[str]:
             yield from _final_rows(run, rebuild, changes)
     stored = queries.load_projection(run, last.at_ns).open_rows()
     rebuilt = rebuild.projection.open_rows()
+    yield from _open_pauses(rebuilt, stored)
     yield from _compare("run", rebuilt.run, stored.run)
     yield from _compare("minute", rebuilt.minute, stored.minute)
     yield from _blocks(run, rebuild.blocks)
@@ -127,6 +152,30 @@ def _final_rows(run: Run, rebuild: Rebuild, changes: Changes) -> Iterator[str]:
                 run, tables.minute, MinuteRow, "WHERE minute = ?", (row.minute,)
             )
             yield from _compare("minute", row, stored[0] if stored else None)
+    yield from _held_rows(run, changes)
+
+
+def _held_rows(run: Run, changes: Changes) -> Iterator[str]:
+    """Pauses that are over, and readings."""
+    for pause in changes.pauses.values():
+        if pause.outcome != "open":
+            where, key = "WHERE pause_seq = ?", (pause.pause_seq,)
+            pauses = queries.select_rows(run, tables.pause, PauseRow, where, key)
+            yield from _compare("pause", pause, pauses[0] if pauses else None)
+    for sample in changes.samples.values():
+        where, key = "WHERE seq = ?", (sample.seq,)
+        samples = queries.select_rows(run, tables.memory_sample, SampleRow, where, key)
+        yield from _compare("memory_sample", sample, samples[0] if samples else None)
+
+
+def _open_pauses(rebuilt: OpenRows, stored: OpenRows) -> Iterator[str]:
+    """Who is held, and what is pinned for them."""
+    new, old = ({row.pause_seq: row for row in rows.pauses} for rows in (rebuilt, stored))
+    for key in sorted(new.keys() | old.keys()):
+        yield from _compare("pause", new.get(key), old.get(key))
+    pins, kept = ({row.number: row for row in rows.pins} for rows in (rebuilt, stored))
+    for key in sorted(pins.keys() | kept.keys()):
+        yield from _compare("pin", pins.get(key), kept.get(key))
 
 
 def _blocks(run: Run, rebuilt: dict[str, BlockRow]) -> Iterator[str]:
@@ -145,11 +194,10 @@ def _balance(row: RequestRow) -> Iterator[str]:
         yield f"request {row.number}: {words} are not its prompt of {most} tokens"
 
 
-def _compare(
-    table: str,
-    rebuilt: RequestRow | RunRow | MinuteRow | BlockRow | None,
-    stored: RequestRow | RunRow | MinuteRow | BlockRow | None,
-) -> Iterator[str]:
+AnyRow = RequestRow | RunRow | MinuteRow | BlockRow | PauseRow | PinRow | SampleRow
+
+
+def _compare(table: str, rebuilt: AnyRow | None, stored: AnyRow | None) -> Iterator[str]:
     """Every column but `through_seq`, which says when a row was written and not what happened."""
     if rebuilt is None or stored is None:
         if rebuilt is not stored:

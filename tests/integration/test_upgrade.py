@@ -1,4 +1,4 @@
-"""A journal of the schema before is upgraded: it stays sound, and new columns are filled from its
+"""A journal of an earlier schema is upgraded: it stays sound, and new columns are filled from its
 events.
 """
 
@@ -19,18 +19,14 @@ from journal.journal import Journal
 from journal.reader import JournalReader
 from tests.journal_steps import Steps, request_id, run_sql
 
-OLD_REQUEST = (
-    "number, request_id, client_request_id, model_fingerprint, route, stream, phase, run_id,"
-    " received_seq, received_ns, queued_ns, admitted_ns, prefill_started_ns, decode_started_ns,"
-    " first_token_ns, ended_ns, ended_run_id, ended_seq, outcome, reason, detail,"
-    " num_prompt_tokens, asked_max_tokens, max_tokens, num_cached_tokens, {}, num_output_tokens,"
-    " prefill_duration_ns, reserved_bytes, num_waiting, required_bytes, capacity_bytes,"
-    " max_context_tokens, num_admissions, num_retries, num_recoveries, num_deaths"
-)
+RENAMED = {"0001": {"num_prefilled_tokens": "num_fed_tokens"}, "0002": {}}
+"""What a column is called now, by the revision that called it otherwise."""
+
+COPIED = ("events", "step_tokens", "token_ids", "request_parameters", "minute", "run", "request")
 
 
-def make_old(file: Path) -> None:
-    """An empty journal of the first schema."""
+def make_old(file: Path, revision: str) -> None:
+    """An empty journal of an earlier schema."""
     make_private(file)
     engine = make_engine(file, "rw")
     with engine.connect() as connection:
@@ -38,49 +34,51 @@ def make_old(file: Path) -> None:
         config.set_main_option("script_location", migrations.__path__[0])
         config.attributes["connection"] = connection
         connection.exec_driver_sql("BEGIN")
-        command.upgrade(config, "0001")
+        command.upgrade(config, revision)
         connection.exec_driver_sql("COMMIT")
     engine.dispose()
 
 
-def downgraded(new: Path, old: Path) -> None:
-    """Puts what a journal holds into one of the first schema."""
-    make_old(old)
+def downgraded(new: Path, old: Path, revision: str) -> None:
+    """Puts what a journal holds into one of an earlier schema."""
+    make_old(old, revision)
     with closing(sqlite3.connect(old)) as connection:
         connection.execute("ATTACH ? AS new", (str(new),))
-        for table in ("events", "step_tokens", "token_ids", "request_parameters", "minute"):
-            connection.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
-        columns = [row[1] for row in connection.execute("PRAGMA main.table_info(run)")]
-        names = ", ".join(columns)
-        connection.execute(f"INSERT INTO run SELECT {names} FROM new.run")
-        connection.execute(
-            f"INSERT INTO request ({OLD_REQUEST.format('num_prefilled_tokens')})"
-            f" SELECT {OLD_REQUEST.format('num_fed_tokens')} FROM new.request"
-        )
+        columns: dict[str, dict[str, str]] = {}
+        for table in (*COPIED, *(("block",) if revision > "0001" else ())):
+            names = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
+            renamed = RENAMED[revision] if table == "request" else {}
+            columns[table] = {name: renamed.get(name, name) for name in names}
+            connection.execute(
+                f"INSERT INTO {table} ({', '.join(names)})"
+                f" SELECT {', '.join(columns[table].values())} FROM new.{table}"
+            )
         for seq, body in connection.execute("SELECT seq, body FROM new.carried_rows").fetchall():
             base = json.loads(body)
-            del base["blocks"], base["rows"]["run"]["kv_domain"]
-            del base["rows"]["run"]["kv_block_tokens"]
-            for row in base["rows"]["requests"]:
-                row["num_prefilled_tokens"] = row.pop("num_fed_tokens")
-                for name in NEW_COLUMNS:
-                    del row[name]
+            rows = base["rows"]
+            del rows["pauses"], rows["pins"]
+            if revision == "0001":
+                del base["blocks"]
+            rows["requests"] = [as_before(row, columns["request"]) for row in rows["requests"]]
+            rows["run"] = as_before(rows["run"], columns["run"])
+            rows["minute"] = as_before(rows["minute"], columns["minute"])
             connection.execute("INSERT INTO carried_rows VALUES (?, ?)", (seq, json.dumps(base)))
         connection.commit()
 
 
-NEW_COLUMNS = (
-    "num_memory_tokens",
-    "num_disk_tokens",
-    "parted_because",
-    "parted_at_tokens",
-    "waited_ns",
-)
+def as_before(row: dict[str, object], columns: dict[str, str]) -> dict[str, object]:
+    """A row with the columns that it had."""
+    return {old: row[new] for old, new in columns.items()}
 
 
 @pytest.fixture(params=["whole", "compacted"])
-def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A journal of the first schema: one request has finished, one decodes, one waits."""
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["0001", "0002"])
+def old(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> Path:
+    """A journal of an earlier schema: one request has finished, one decodes, one waits."""
     journal = Journal.open(tmp_path / "new")
     steps = Steps(journal)
     steps.start()
@@ -90,13 +88,13 @@ def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     steps.decode({1: [11], 2: [21]})
     through_seq = steps.finish(1, [12], 2)[-1].seq
     steps.receive(3)
-    if request.param == "compacted":
+    if kind == "compacted":
         journal.begin_compaction(through_seq, 1, {})
         while not journal.advance_compaction():
             pass
     journal.close()
     file = tmp_path / "old.db"
-    downgraded(tmp_path / "new" / "journal.db", file)
+    downgraded(tmp_path / "new" / "journal.db", file, request.param)
     return file
 
 
@@ -111,6 +109,7 @@ def test_an_old_journal_is_upgraded_and_sound(old: Path) -> None:
     assert (ended.parted_because, ended.num_memory_tokens) == ("off", 0)
     assert (running.request_id, running.phase) == (request_id(2), "decoding")
     assert (waiting.num_prefilled_tokens, waiting.parted_because) == (0, None)
+    assert (running.num_pauses, running.held_ms) == (0, 0)
 
 
 def test_an_upgraded_journal_goes_on(old: Path) -> None:

@@ -20,6 +20,10 @@ VIEWS = {
     "cache_misses": audit.CacheMiss,
     "cache_hits": audit.CacheHits,
     "blocks": audit.BlockFigures,
+    "pauses": audit.Pause,
+    "pins": audit.Pin,
+    "pinned_blocks": audit.PinnedBlock,
+    "memory": audit.Reading,
 }
 
 
