@@ -1,5 +1,5 @@
-"""The best that any scheduler could do with a few long prompts: what `fermata bench pressure` is held
-against. It shares the cost model's numbers with the simulation and none of its code.
+"""The best that any scheduler could do with a few long prompts, for `fermata bench pressure`. It
+shares the cost model's numbers with the simulation and none of its code.
 
 One engine does one piece of work at a time: it feeds a chunk of a prompt, or decodes one token for
 each of a set of rows that are in memory together. Pauses are free here: a row leaves memory and
@@ -104,7 +104,7 @@ def least_steps(problem: Problem) -> int:
     sizes = [p.num_prompt_tokens - 1 for p in problem.prompts]
     most = max(k for k in range(len(sizes) + 1) if any_fits(problem, sizes, k))
     outputs = [p.num_output_tokens for p in problem.prompts]
-    return max(max(outputs), -(-sum(outputs) // max(1, most)))
+    return max(*outputs, -(-sum(outputs) // max(1, most)))
 
 
 def any_fits(problem: Problem, sizes: Sequence[int], k: int) -> bool:
