@@ -262,6 +262,18 @@ def paused(state: SchedulerState, draft: Draft, request: Request, reason: Reason
     )
 
 
+def held_without_row(request: Request) -> Decision:
+    """An operator's wish stands though the row is gone: the request is held with its tokens."""
+    return events.RequestPaused(
+        request_id=request.request_id,
+        number=request.number,
+        reason="operator",
+        had_row=False,
+        num_cached_tokens=0,
+        num_output_tokens=request.num_output_tokens,
+    )
+
+
 def unpinned(request: Request, reason: Literal["resumed", "ended", "lost"]) -> list[Decision]:
     """What the request holds on disk may go, if it holds anything."""
     if not request.pins and not request.tail_bytes:

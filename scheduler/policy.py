@@ -18,7 +18,7 @@ from journal.events import Decision
 from scheduler.admission import admit, judge_arrivals
 from scheduler.draft import Draft, limits_of
 from scheduler.eviction import send_away, send_bad
-from scheduler.pausing import advance_pauses, hold_by_hand, unpinned
+from scheduler.pausing import advance_pauses, held_without_row, hold_by_hand, unpinned
 from scheduler.relief import chunk_fits, make_place, relieve
 from scheduler.request import WITH_ROW, Phase, Request
 from scheduler.resuming import resume, waited_until_ns, waits_for_others
@@ -101,7 +101,10 @@ def end_requests(state: SchedulerState, draft: Draft) -> None:
             close(state, draft, number, cancel(request, wish_of(request)))
     for number in state.failures:
         if number not in draft.ended:
-            close(state, draft, number, retry_or_abort(state, state.requests[number]))
+            decision = retry_or_abort(state, state.requests[number])
+            close(state, draft, number, decision)
+            if isinstance(decision, events.RequestRetried) and state.requests[number].hold:
+                draft.decisions.append(held_without_row(state.requests[number]))
     if state.chunk is not None and state.chunk.number in draft.ended:
         draft.chunk_open = False
 

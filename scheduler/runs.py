@@ -140,6 +140,8 @@ def set_model(state: SchedulerState, model: ModelFacts) -> None:
     state.held = [n for n in open_numbers if state.requests[n].held_reason is not None]
     for number in state.paused:
         state.requests[number].held_reason = held_reason(state, state.requests[number])
+    wanted = [n for n in state.waiting if state.requests[n].hold and n not in state.holds]
+    state.holds += wanted  # a wish stands until it is released, whatever becomes of a row
 
 
 def held_reason(state: SchedulerState, request: Request) -> str | None:
