@@ -172,11 +172,16 @@ def send_unwanted(state: SchedulerState) -> list[Decision]:
 
 
 def shrink_tier(state: SchedulerState, kv: KvLimits) -> list[Decision]:
-    """Memory gives up what was used least recently, down to nine tenths of its bound."""
+    """Memory gives up what was used least recently, down to nine tenths of its bound, or of what is
+    left below the low mark.
+    """
     index = state.index
-    if index.hot_bytes <= kv.memory_bytes:
+    most = kv.memory_bytes
+    if state.memory.tier_bytes is not None:
+        most = min(most, state.memory.tier_bytes)
+    if index.hot_bytes <= most:
         return []
-    left = index.hot_bytes - kv.memory_bytes * 9 // 10
+    left = index.hot_bytes - most * 9 // 10
     names: list[str] = []
     freed_bytes = 0
     for name, num_bytes in index.hot.items():

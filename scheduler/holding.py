@@ -188,6 +188,9 @@ def request_paused(state: SchedulerState, event: events.RequestPaused) -> None:
     forget_marks(state, number)
     if not was_resuming:
         request.resuming_tokens = request.num_cached_tokens
+    elif request.saved_tokens < 0:
+        request.num_memory_tokens = 0  # what it was being filled from is not its own
+        request.num_disk_tokens = 0
     forget_row(request)
     forget_pause(request)
     request.pause_reason = event.reason

@@ -3,7 +3,7 @@
 from journal import events
 from journal.events import Limits
 from scheduler.state import Relief, SchedulerState
-from scheduler.usage import mark_bytes, memory_of, usage_bytes
+from scheduler.usage import fixed_bytes, mark_bytes, memory_of, rows_bytes, usage_bytes
 
 
 def memory_sampled(state: SchedulerState, event: events.MemorySampled) -> None:
@@ -19,6 +19,8 @@ def memory_sampled(state: SchedulerState, event: events.MemorySampled) -> None:
         return
     end_reliefs(state, ("shrink",))
     memory.usage_bytes = usage_bytes(state)
+    needed = fixed_bytes(state) + rows_bytes(state)
+    memory.tier_bytes = max(0, mark_bytes(state, limits.low_permille) - needed)
     over_high = memory.usage_bytes >= mark_bytes(state, limits.high_permille)
     over_emergency = memory.usage_bytes >= mark_bytes(state, limits.emergency_permille)
     memory.num_high = memory.num_high + 1 if over_high else 0
@@ -93,6 +95,7 @@ def act(state: SchedulerState, rung: str, expected_bytes: int, number: int = 0) 
     assert state.limits is not None
     limit_ns = state.limits.memory.act_limit_ns if state.limits.memory is not None else 0
     state.reliefs.append(Relief(rung, expected_bytes, state.now_ns + limit_ns, number))
+    begin_anew(state)
 
 
 def end_reliefs(state: SchedulerState, rungs: tuple[str, ...]) -> None:

@@ -16,7 +16,14 @@ from scheduler.pausing import drop, start_pause, unpinned, unsaved_bytes
 from scheduler.request import Phase, Request
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
-from scheduler.usage import mark_bytes, memory_of, row_hold_bytes, row_now_bytes, rows_bytes
+from scheduler.usage import (
+    lasting_bytes,
+    mark_bytes,
+    memory_of,
+    row_hold_bytes,
+    row_now_bytes,
+    rows_bytes,
+)
 
 MAX_COOLED = 64
 """Blocks that leave memory in one step at most."""
@@ -201,7 +208,8 @@ def hold_alone(state: SchedulerState, draft: Draft, limits: MemoryLimits, reques
     """Nothing else can be given back. Once its KV is dropped and computed anew; after that there is
     no way to serve it.
     """
-    if request.phase is Phase.RESUMING or request.restoring:
+    emergency_bytes = mark_bytes(state, limits.emergency_permille)
+    if request.restoring or lasting_bytes(state) < emergency_bytes:
         return
     if request.dropped_alone or not limits.pause:
         give_up(state, draft, request)

@@ -28,6 +28,7 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `usage_bytes` is the larger of the reading and the analytic sum, with what is reserved and not
     yet allocated. `num_high` and `num_emergency` count readings over a mark, one after the other,
     since the last action ended; `level` is the mark that is left only below it by the hysteresis.
+    `tier_bytes` is what the rows leave below the low mark for blocks in memory.
     `declared`: the emergency is in the journal; `futile`: the allocator had nothing to give back.
     """
 
@@ -38,6 +39,7 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ceiling_bytes: int | None = None
     num_high: int = 0
     num_emergency: int = 0
+    tier_bytes: int | None = None
     level: str = ""
     declared: bool = False
     futile: bool = False

@@ -83,3 +83,16 @@ def firm_bytes(state: SchedulerState) -> int:
     analytic = fixed_bytes(state) + rows_bytes(state) - unallocated
     read = state.memory.active_bytes - state.index.hot_bytes
     return max(read, analytic) + unallocated
+
+
+def lasting_bytes(state: SchedulerState) -> int:
+    """What is in use and does not go away by itself: weights, rows as they are and the chunk, or
+    the reading less blocks in memory and in the writers' hands. Over this a row that is alone may
+    be dropped.
+    """
+    assert state.model is not None
+    rows = sum(row_now_bytes(state, state.requests[number]) for number in state.admitted)
+    leaving = sum(state.leaving.values())
+    analytic = state.model.weights_bytes + rows + leaving + transient_bytes(state)
+    passing = state.index.hot_bytes + state.index.writing_bytes
+    return max(analytic, state.memory.active_bytes - passing)
