@@ -132,7 +132,7 @@ def waiting(state: SchedulerState, request: Request, line: dict[int, int]) -> Wa
     if not state.engine_ready:
         return LOADING
     if (computed_by := computing(state, request)) is not None:
-        text = f"{computed_by} is computing what it needs too"
+        text = "another is computing what it needs too"
         return Wait(reason="blocks", text=text, request_id=computed_by)
     if (num_before := line.get(request.number, 0)) > 0:
         return Wait(reason="queue", text=f"{num_before} before it", num_before=num_before)

@@ -98,6 +98,39 @@ def ps(
     sys.exit(command.run(state, url, os.environ.get(API_KEY), as_json=as_json))
 
 
+RequestArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="A request's id, or as much of it as names it alone.")
+]
+
+
+@app.command()
+def pause(
+    request: RequestArgument,
+    state: StateOption = DEFAULT_STATE,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a request of a running server: its KV leaves memory, its client's stream stays open."""
+    from tools import hold as command
+
+    key = os.environ.get(API_KEY)
+    sys.exit(command.run("pause", request, state, url, key, as_json=as_json))
+
+
+@app.command()
+def resume(
+    request: RequestArgument,
+    state: StateOption = DEFAULT_STATE,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a request that was held by hand go on, as soon as there is room for it."""
+    from tools import hold as command
+
+    key = os.environ.get(API_KEY)
+    sys.exit(command.run("resume", request, state, url, key, as_json=as_json))
+
+
 @app.command()
 def replay(
     journal: Annotated[Path, typer.Argument(help="A state folder, or a journal's file.")],

@@ -20,13 +20,50 @@ from tools.server_file import (
 ENTRY: dict[str, object] = {
     "id": "req_0123456789abcdefghjkmnpqrs",
     "state": "decoding",
-    "held_reason": None,
-    "num_prompt_tokens": 1200,
+    "num_known_tokens": 1204,
     "num_cached_tokens": 1203,
+    "num_saved_tokens": 0,
     "num_output_tokens": 4,
     "max_tokens": 64,
+    "row_bytes": 12_345_678,
+    "num_pauses": 0,
+    "held_ms": 0,
     "age_ms": 61_500,
+    "wait": None,
     "solo": False,
+}
+HELD: dict[str, object] = ENTRY | {
+    "id": "req_0123457zzzzzzzzzzzzzzzzzzz",
+    "state": "paused",
+    "num_cached_tokens": 0,
+    "num_saved_tokens": 1200,
+    "row_bytes": 0,
+    "num_pauses": 2,
+    "held_ms": 3_723_000,
+    "wait": {
+        "reason": "memory",
+        "text": "needs 2.0GB of memory, 1.5GB are free",
+        "request_id": None,
+    },
+}
+DEFERRED: dict[str, object] = ENTRY | {
+    "id": "req_1123457zzzzzzzzzzzzzzzzzzz",
+    "state": "waiting",
+    "wait": {
+        "reason": "blocks",
+        "text": "another is computing what it needs too",
+        "request_id": ENTRY["id"],
+    },
+}
+MEMORY: dict[str, object] = {
+    "ceiling_bytes": 48_000_000_000,
+    "usage_bytes": 45_100_000_000,
+    "level": "high",
+}
+ANSWER: dict[str, object] = {
+    "object": "list",
+    "data": [ENTRY, HELD, DEFERRED],
+    "memory": MEMORY,
 }
 
 
@@ -48,7 +85,7 @@ class Scripted(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    Scripted.body = json.dumps({"object": "list", "data": [ENTRY]}).encode()
+    Scripted.body = json.dumps(ANSWER).encode()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -63,16 +100,34 @@ def test_the_server_of_a_state_folder_is_found_and_its_requests_are_a_table(
 ) -> None:
     write_server_file(tmp_path, ServerFile(address, os.getpid(), 3))
     assert run(tmp_path, None, "secret", as_json=False) == 0
-    header, row = capsys.readouterr().out.splitlines()
-    assert header.split() == ["request", "state", "prompt", "cached", "output", "of", "age", "note"]
-    assert row.split() == [ENTRY["id"], "decoding", "1200", "1203", "4", "64", "1m01s"]
+    header, first, second, third, empty, memory = capsys.readouterr().out.splitlines()
+    assert header.split() == [
+        *["request", "state", "cached", "output", "memory", "held", "age", "waits", "for"]
+    ]
+    assert first.split() == ["req_0123456", "decoding", "1203/1204", "4/64", "12.3MB", "1m01s"]
+    held = ["req_0123457", "paused", "1200/1204", "4/64", "1h02m", "1m01s"]
+    assert second.split()[:6] == held
+    assert second.endswith("  needs 2.0GB of memory, 1.5GB are free")
+    assert third.endswith("  another is computing what it needs too: req_0123456")
+    assert empty == ""
+    assert memory == "memory: 45.1GB of 48.0GB, over the high mark"
+    assert max(len(line) for line in (header, first, second)) <= 120
+
+
+def test_without_a_ceiling_nothing_is_said_of_memory(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = {"object": "list", "data": [], "memory": MEMORY | {"ceiling_bytes": None}}
+    Scripted.body = json.dumps(nothing).encode()
+    assert run(tmp_path, address, "secret", as_json=False) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_json_is_the_answer_on_one_line(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, address + "/", "secret", as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == {"object": "list", "data": [ENTRY]}
+    assert json.loads(capsys.readouterr().out) == ANSWER
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[1]", b'{"object": "cache"}', b'{"data": []}'])
