@@ -28,7 +28,7 @@ async def pause_request(api: CurrentApi, request_id: str) -> Response:
 
     Raises ApiError: 404 when it is unknown, 409 when it has ended, also before it could be held.
     """
-    must_be_open(await known_request(api, request_id))
+    await known_request(api, request_id)  # nothing is wished for one that is unknown
     api.service.hold(request_id)
     return await answer(api, request_id, is_held)
 
@@ -40,7 +40,7 @@ async def resume_request(api: CurrentApi, request_id: str) -> Response:
 
     Raises ApiError: 404 when it is unknown, 409 when it has ended.
     """
-    must_be_open(await known_request(api, request_id))
+    await known_request(api, request_id)  # nothing is wished for one that is unknown
     api.service.release(request_id)
     return await answer(api, request_id, goes_on)
 

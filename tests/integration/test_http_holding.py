@@ -93,6 +93,8 @@ def test_held_request_goes_on_to_the_end_that_it_would_have_had(
         assert answer.json()["choices"][0]["text"] == expected
     ended = shown(server, request_id)
     assert (ended["state"], ended["hold"], ended["wait"]) == ("finished", False, None)
+    assert ended["num_pauses"] == 1
+    assert ended["held_ms"] >= view["held_ms"]
     assert kinds(server, request_id).count("request_paused") == 1
     found = server.samples()
     assert found["fermata_pauses_total,operator"] == 1
