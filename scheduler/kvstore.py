@@ -19,6 +19,7 @@ from scheduler.effects import RemoveFiles
 from scheduler.engine.base import Caches, RestoreRow, SaveTail
 from scheduler.engine.model import ModelError
 from scheduler.kvcache.codec import BlockCodec, UnsupportedCache
+from scheduler.kvcache.leftovers import Leftovers
 from scheduler.kvcache.naming import (
     BlockFile,
     BlockNamer,
@@ -69,6 +70,7 @@ class KvStore:
         self.deliver = deliver
         self.secret = load_key(state_folder / "key").secret
         self.store = BlockStore(state_folder / "kv", reserve_bytes=settings.reserve_bytes)
+        self.leftovers = Leftovers(self.store)
         self.tier = MemoryTier(settings.memory_bytes, codec.size_of)
         self.writers = Writers(
             self.store,
@@ -121,6 +123,7 @@ class KvStore:
         file = file_of(self.domain, planned.hash, is_state=planned.part == "state")
         if self.settings.memory_bytes:
             self.tier.put(file, block)
+        self.leftovers.keep(file)
         try:
             taken = self.writers.offer(file, self.codec.tensors(block))
         except ItemTooLarge as error:
@@ -234,9 +237,7 @@ class KvStore:
         files += [tail_file(domain, name) for name in effect.tails]
         for file in files:
             self.tier.discard(file)
-            error = self.store.remove(file)
-            if error is not None:
-                log.warning("a block's file stays", path=file.path, error=str(error))
+            self.leftovers.remove(file)
 
     def shrink(self, names: Iterable[str]) -> None:
         """Memory lets go of these: hashes, and hashes with `.state` behind them."""
@@ -268,6 +269,7 @@ class KvStore:
         finally:
             self.swept.set()
         while not self.closing.is_set():
+            self.leftovers.try_again()
             self.measure(0, 0)
             self.closing.wait(self.settings.measure_s)
 

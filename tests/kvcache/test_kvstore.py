@@ -1,5 +1,6 @@
 """The engine's port to saved KV, with the real codec: rows go to disk and come back to the bit."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,11 +12,13 @@ import pytest
 
 from journal import events
 from journal.events import Fact, PlannedBlock
+from scheduler.effects import RemoveFiles
 from scheduler.engine.base import BadFile, RestoreRow, RowRestored
 from scheduler.kvcache.layout import Layout
 from scheduler.kvcache.mlx_codec import MlxCodec
 from scheduler.kvstore import KvStore, file_of
 from scheduler.settings import KvSettings
+from tests.kvcache.faults import FaultyFiles
 from tests.kvcache.models import CASES, Case
 from tests.kvcache.rows import fed_row, logprobs, numbers, whole_row, zero_position
 
@@ -314,6 +317,27 @@ def test_a_writer_that_is_held_back_loses_nothing_and_holds_no_more_than_its_bou
     restored, result = port.restore()
     assert result.num_tokens == POSITION
     assert port.content(restored, POSITION) == port.content(row, POSITION)
+
+
+def test_a_file_that_could_not_be_removed_goes_later_unless_it_is_saved_again(
+    make_port: Callable[..., Port],
+) -> None:
+    port = make_port(PLAIN, measure_s=1)
+    port.save_row()
+    files = FaultyFiles()
+    files.fail("unlink", 0, errno.EROFS)
+    port.kv.store.files = files
+    port.kv.remove(RemoveFiles(1, port.kv.domain, NAMES, ()))
+    paths = [port.path(index) for index in range(NUM_BLOCKS)]
+    assert all(path.exists() for path in paths)
+    port.kv.save(fed_row(PLAIN, POSITION, 0), [plan(0)])
+    port.wait_for(events.BlockSaved, NUM_BLOCKS + 1)
+    files.heal()
+    folder = port.kv.store.folder
+    port.kv.begin({str(path.relative_to(folder)): path.stat().st_size for path in paths})
+    while any(path.exists() for path in paths[1:]):
+        pass
+    assert paths[0].exists()
 
 
 def test_a_block_that_can_never_be_taken_is_answered(make_port: Callable[..., Port]) -> None:
