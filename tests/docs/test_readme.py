@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from journal.events import HoldRequested, ReleaseRequested
 from tests.loop_driver import LoopDriver, settings_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -14,7 +15,7 @@ RECIPES = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal with requests that finished, were refused, and lived through a death."""
+    """A journal with requests that finished, were refused, were held, and lived through a death."""
     folder = tmp_path_factory.mktemp("readme")
     driver = LoopDriver(folder, settings_of(fake__context_tokens=64))
     driver.submit("first", 4)
@@ -23,6 +24,12 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     driver.submit("too much for this model", 4_000)
     driver.run_until(lambda: any(r.num_output_tokens > 2 for r in driver.state.requests.values()))
     driver.restart()
+    driver.run_until_idle()
+    held = driver.submit("third", 8)
+    driver.run_until(lambda: len(held.tokens) > 2)
+    driver.sensors.wish(HoldRequested(request_id=held.request_id))
+    driver.run_until_idle()
+    driver.sensors.wish(ReleaseRequested(request_id=held.request_id))
     driver.run_until_idle()
     return folder / "journal.db"
 
