@@ -200,17 +200,31 @@ audit_app = typer.Typer(help="Ask a journal what happened, and why.", no_args_is
 app.add_typer(audit_app, name="audit")
 
 
+FormatOption = Annotated[Format, typer.Option("--format", help="How the rows are written.")]
+
+
 @audit_app.command("misses")
-def audit_misses(
-    journal: JournalArgument,
-    form: Annotated[
-        Format, typer.Option("--format", help="How the rows are written.")
-    ] = Format.TABLE,
-) -> None:
+def audit_misses(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
     """Show for each request what its prompt found in saved KV, and why it found no more."""
     from tools import audit as command
 
     sys.exit(command.misses(journal, form.value))
+
+
+@audit_app.command("pauses")
+def audit_pauses(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
+    """Show each time that a request was held: why, for how many bytes, and for how long."""
+    from tools import audit_memory as command
+
+    sys.exit(command.pauses(journal, form.value))
+
+
+@audit_app.command("memory")
+def audit_memory(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
+    """Show the readings of memory that the scheduler has seen, in bytes."""
+    from tools import audit_memory as command
+
+    sys.exit(command.memory(journal, form.value))
 
 
 @app.command()

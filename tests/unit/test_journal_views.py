@@ -1,16 +1,28 @@
 """The SQL views are what the document and the typed readers say they are."""
 
+import re
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from journal import audit
 from journal.events import RequestRejected, ServerStopping
 from journal.journal import Journal
 from journal.reader import JournalReader
-from tests.journal_steps import START_NS, Steps, received, request_id, run_sql
+from tests.journal_steps import (
+    LIMITS,
+    SECOND_NS,
+    START_NS,
+    Steps,
+    received,
+    request_id,
+    run_sql,
+    server_started,
+)
+from tests.pause_steps import A, B, HoldingSteps, sample
 
 VIEWS = {
     "requests": audit.RequestFigures,
@@ -103,6 +115,136 @@ def test_the_view_of_throughput(reader: JournalReader) -> None:
     assert sum(minute.num_output_tokens for minute in minutes) == 3
     assert minutes[0].mean_rows == 1.0
     assert minutes[0].decode_tokens_per_s == round(1e9 / 11, 2)
+
+
+HELD = 3_000
+"""Milliseconds from request_paused to request_resumed in `held`."""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> JournalReader:
+    """Requests 1 and 2 share two blocks: 1 was held and went on, and both are held now."""
+    journal = Journal.open(tmp_path)
+    steps = HoldingSteps(journal)
+    steps.start()
+    steps.receive(1, range(39))
+    steps.receive(2, range(39))
+    steps.join(1, 2)
+    steps.plan_blocks(1, [A, B])
+    steps.save(A)
+    steps.save(B)
+    steps.begin_pause(1)
+    steps.end_pause(1, [A, B])
+    steps.resume(1, 0, 40)
+    steps.begin_pause(1, "operator")
+    steps.end_pause(1, [A, B])
+    steps.begin_pause(2)
+    steps.end_pause(2, [A])
+    steps.know(sample(500))
+    journal.close()
+    return JournalReader.open(tmp_path)
+
+
+def test_the_view_of_pauses(held: JournalReader) -> None:
+    first, second, third = audit.pauses(held)
+    assert [(p.number, p.reason, p.outcome) for p in (first, second, third)] == [
+        (1, "high", "resumed"),
+        (1, "operator", "open"),
+        (2, "high", "open"),
+    ]
+    assert (first.pausing_ms, first.freeing_ms, first.held_ms) == (1_000, 2_000, HELD)
+    assert (first.resuming_ms, second.held_ms, second.resuming_ms) == (1_000, None, None)
+    paused_at = datetime.fromisoformat(str(first.paused_at)).timestamp()
+    assert paused_at - datetime.fromisoformat(first.started_at).timestamp() == 1
+    assert (first.frees_bytes, first.freed_bytes, first.num_lost_tokens) == (400, 390, 0)
+    row = next(audit.requests(held))
+    assert (row.num_pauses, row.held_ms, row.phase) == (2, HELD, "paused")
+    assert sum(minute.num_pauses for minute in audit.throughput(held)) == 3
+    assert sum(minute.held_ms for minute in audit.throughput(held)) == HELD
+
+
+def test_pins_are_counted_along_their_chains(held: JournalReader) -> None:
+    assert [(pin.number, pin.num_blocks, pin.last_hash) for pin in audit.pins(held)] == [
+        (1, 2, B),
+        (2, 1, A),
+    ]
+    blocks = audit.pinned_blocks(held)
+    assert [(each.hash, each.num_pins, each.end_tokens) for each in blocks] == [
+        (A, 2, 16),
+        (B, 1, 32),
+    ]
+
+
+def test_a_chain_is_walked_no_further_than_it_was_pinned(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    steps = HoldingSteps(journal)
+    steps.start()
+    block = "INSERT INTO block VALUES (?, 'd', ?, 16, 1, 0, 1, 1, 1)"
+    run_sql(journal, block, (A, B))
+    run_sql(journal, block, (B, A))
+    run_sql(journal, f"INSERT INTO pin VALUES (1, 'r', 'd', 1, '{A}', 16, 0, 1)")
+    query = "SELECT hash, num_pins FROM pinned_blocks"
+    assert run_sql(journal, query).fetchall() == [(A, 1)]
+    run_sql(journal, "UPDATE pin SET num_blocks = 9")
+    assert len(run_sql(journal, query).fetchall()) == 2, "a circle has an end"
+    journal.close()
+
+
+def test_the_view_of_memory(held: JournalReader) -> None:
+    (reading,) = audit.memory(held)
+    assert (reading.active_bytes, reading.age_ms, reading.ceiling_bytes) == (500, 3, None)
+    assert (reading.active_share, reading.run_id) == (None, 1)
+
+
+def test_a_reading_is_a_share_of_the_ceiling_of_its_run(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    steps = HoldingSteps(journal)
+    limits = msgspec.structs.replace(LIMITS, ceiling_bytes=1_500)
+    steps.know(msgspec.structs.replace(server_started(), limits=limits), sample(500))
+    journal.close()
+    with JournalReader.open(tmp_path) as reader:
+        (reading,) = audit.memory(reader)
+    assert (reading.ceiling_bytes, reading.active_share) == (1_500, 0.3333)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((), (0, None, None, None, None)),
+        ((7,), (1, 7_000, 7_000, 7_000, 7_000)),
+        ((4, 1, 3, 2), (4, 2_000, 4_000, 4_000, 4_000)),
+        (tuple(range(1, 101)), (100, 50_000, 90_000, 99_000, 100_000)),
+    ],
+)
+def test_percentiles_are_times_that_occurred(
+    tmp_path: Path, seconds: tuple[int, ...], expected: tuple[int | None, ...]
+) -> None:
+    journal = Journal.open(tmp_path)
+    pause = (
+        "INSERT INTO pause (pause_seq, number, request_id, run_id, reason, from_phase, outcome,"
+        " started_ns, paused_ns, resumed_ns, num_cached_tokens, num_output_tokens)"
+        " VALUES (?, 1, 'r', 1, 'high', 'decoding', 'resumed', 0, ?, ?, 0, 0)"
+    )
+    for number, length in enumerate(seconds):
+        run_sql(journal, pause, (number, SECOND_NS, (1 + length) * SECOND_NS))
+    journal.close()
+    with JournalReader.open(tmp_path) as reader:
+        assert msgspec.structs.astuple(audit.held_times(reader)) == expected
+
+
+EXAMPLES = re.findall(
+    r"```sql\n(.*?)```", files("journal").joinpath("views.md").read_text(), flags=re.DOTALL
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_answer(held: JournalReader, example: str) -> None:
+    with held.transaction() as run:
+        assert run(example).fetchall()
+
+
+def test_each_view_of_held_requests_has_an_example() -> None:
+    assert len(EXAMPLES) == 4
 
 
 def test_views_are_read_in_batches(reader: JournalReader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,100 @@
+"""`fermata audit pauses` and `fermata audit memory`: who was held, and what memory was like."""
+
+from pathlib import Path
+
+from journal import audit
+from journal.audit import Pause, Reading
+from journal.reader import JournalReader
+from scheduler.memory import size_text
+from tools.audit import Question, answer, number
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes as people read them; a measurement may be below zero."""
+    if num_bytes is None:
+        return "-"
+    return f"-{size_text(-num_bytes)}" if num_bytes < 0 else size_text(num_bytes)
+
+
+def pause_cells(row: Pause) -> tuple[str, ...]:
+    """One pause as texts, in the order of the columns."""
+    place = "-" if not row.rank else f"{row.rank} of {row.num_candidates}"
+    return (
+        row.started_at,
+        row.request_id,
+        row.reason,
+        row.from_phase,
+        place,
+        size(row.usage_bytes),
+        size(row.frees_bytes),
+        size(row.unsaved_bytes),
+        size(row.freed_bytes),
+        row.dropped or "kept",
+        number(row.freeing_ms, " ms"),
+        number(row.held_ms, " ms"),
+        number(row.resuming_ms, " ms"),
+        number(row.num_lost_tokens),
+        row.outcome,
+    )
+
+
+def times_in_all(reader: JournalReader) -> str:
+    """How long requests were held, over the whole journal."""
+    times = audit.held_times(reader)
+    if not times.num_pauses:
+        return "no pause is over"
+    return (
+        f"{times.num_pauses} pauses are over; held for {times.p50_ms} ms (half of them at most), "
+        f"{times.p90_ms} ms (90%), {times.p99_ms} ms (99%), {times.max_ms} ms (all)"
+    )
+
+
+SIZES = ("usage", "frees", "unsaved", "freed")
+PAUSE_NUMBERS = (*SIZES, "until freed", "held", "resuming", "lost")
+PAUSES = Question(
+    row=Pause,
+    rows=audit.pauses,
+    columns=(
+        *("started", "request", "reason", "phase", "place", *SIZES, "KV"),
+        *("until freed", "held", "resuming", "lost", "outcome"),
+    ),
+    right=frozenset(PAUSE_NUMBERS),
+    cells=pause_cells,
+    in_all=times_in_all,
+)
+
+
+def reading_cells(row: Reading) -> tuple[str, ...]:
+    """One reading as texts, in the order of the columns."""
+    return (
+        row.sampled_at,
+        str(row.run_id),
+        size(row.active_bytes),
+        size(row.cached_bytes),
+        size(row.peak_bytes),
+        size(row.ceiling_bytes),
+        "-" if row.active_share is None else f"{row.active_share:.1%}",
+        size(row.process_bytes),
+        size(row.available_bytes),
+        number(row.age_ms, " ms"),
+    )
+
+
+READING_NUMBERS = ("run", "active", "cached", "peak", "ceiling", "share", "process", "available")
+MEMORY = Question(
+    row=Reading,
+    rows=audit.memory,
+    columns=("sampled", *READING_NUMBERS, "age"),
+    right=frozenset((*READING_NUMBERS, "age")),
+    cells=reading_cells,
+)
+
+
+def pauses(journal: Path, form: str) -> int:
+    """Each pause with its reason, bytes and times, and percentiles of the time held."""
+    return answer(PAUSES, journal, form)
+
+
+def memory(journal: Path, form: str) -> int:
+    """Each reading of memory that the scheduler has seen."""
+    return answer(MEMORY, journal, form)
