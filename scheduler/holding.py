@@ -220,7 +220,7 @@ def resume_started(state: SchedulerState, event: events.ResumeStarted) -> None:
     request.held_ns += event.held_ns
     request.restoring = event.num_cached_tokens > 0
     request.room_tokens = event.num_known_tokens if request.restoring else 0
-    if request.saved_tokens < 0:
+    if request.saved_tokens < 0 or event.num_cached_tokens == 0:
         request.num_memory_tokens = 0
         request.num_disk_tokens = 0
     leases.join_chain(state, request, event.num_blocks)
