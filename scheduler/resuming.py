@@ -64,8 +64,8 @@ def room_bytes(state: SchedulerState, draft: Draft) -> int | None:
 
 
 def is_empty(state: SchedulerState, draft: Draft) -> bool:
-    """Whether nothing is in the engine, or will be after this step so far."""
-    return num_rows(state, draft) == 0 and not state.leaving
+    """Whether nothing is in the engine. A row that ends in this step is still there."""
+    return not (state.admitted or draft.num_added or state.leaving)
 
 
 def waits_for_relief(state: SchedulerState, draft: Draft) -> bool:
