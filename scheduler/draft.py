@@ -46,6 +46,8 @@ class Draft:
     """Requests that get a row in this step, newcomers and held ones, with what is reserved for
     them.
     """
+    has_solo: bool = False
+    """Whether one of them runs alone."""
     chunk_open: bool = False
     batch_is_empty: bool = True
 

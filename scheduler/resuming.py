@@ -92,7 +92,7 @@ def is_crowded(state: SchedulerState, draft: Draft, request: Request, bound: int
     rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
     tokens = sum(row.num_prompt_tokens + row.max_tokens for row in rows) + draft.added_tokens
     max_rows = 1 if state.one_row_only else limits.max_rows
-    is_solo = request.solo or any(row.solo for row in rows)
+    is_solo = request.solo or draft.has_solo or any(row.solo for row in rows)
     is_full = num_rows(state, draft) >= max_rows
     return is_solo or is_full or tokens + bound > limits.token_budget
 
@@ -206,6 +206,7 @@ def begin(state: SchedulerState, draft: Draft, request: Request) -> bool:
     draft.num_added += 1
     draft.added_bytes += need_bytes
     draft.added_tokens += bound
+    draft.has_solo |= request.solo
     if start.num_tokens == 0:
         go_on(draft, request, 0)
     return True
