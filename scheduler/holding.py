@@ -217,6 +217,7 @@ def resume_started(state: SchedulerState, event: events.ResumeStarted) -> None:
     enter(request, "resume_started")
     state.paused.remove(request.number)
     state.admitted.append(request.number)
+    request.first_admitted_seq = request.first_admitted_seq or state.seq
     request.held_ns += event.held_ns
     request.restoring = event.num_cached_tokens > 0
     request.room_tokens = event.num_known_tokens if request.restoring else 0
