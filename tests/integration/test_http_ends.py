@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from scheduler.streams import StreamEnd, StreamUpdate
@@ -27,6 +29,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Its model never loads, so requests wait."""
     with running(tmp_path_factory.mktemp("ends"), fake={"load_ms": 600_000}) as server:
         yield server
+
+
+def told(answer: httpx.Response, status: int, *, stream: bool) -> dict[str, Any]:
+    """The error that an answer is, or that its stream ends with."""
+    if stream:
+        assert answer.status_code == 200
+        last = parse_event(answer.text.rstrip("\n").split("\n\n")[-1])
+        assert last.position is not None
+        return last.data["error"]
+    assert answer.status_code == status
+    assert 1 <= int(answer.headers["retry-after"]) <= 120
+    assert "x-should-retry" not in answer.headers
+    return answer.json()["error"]
 
 
 def give_up(server: RunningServer, kind: Any, reason: str) -> None:
@@ -55,17 +70,26 @@ def test_end_is_told_on_each_route_in_its_form(
         waiting = pool.submit(server.http.post, path, json=body)
         give_up(server, kind, reason)
         answer = waiting.result()
-    if stream:
-        assert answer.status_code == 200
-        last = parse_event(answer.text.rstrip("\n").split("\n\n")[-1])
-        assert last.position == 0
-        error = last.data["error"]
-    else:
-        assert answer.status_code == status
-        assert 1 <= int(answer.headers["retry-after"]) <= 120
-        assert "x-should-retry" not in answer.headers
-        error = answer.json()["error"]
+    error = told(answer, status, stream=stream)
     assert (error["code"], error["reason"]) == (code, reason)
     assert error["type"] == "server_error"
     assert error["retryable"] is True
     assert "503" not in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_is_too_old_is_ended_whatever_it_does(tmp_path: Path, stream: bool) -> None:
+    slow = {"step_ms": 20}
+    with running(tmp_path, fake=slow, requests={"max_age_s": 1}) as server:
+        body = COMMON | {"prompt": "a", "max_tokens": 10_000, "ignore_eos": True, "stream": stream}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.http.post, "/v1/completions", json=body)
+            request_id = server.wait_for_phase("decoding")
+            assert server.http.post(f"/v1/requests/{request_id}/pause").status_code == 200
+            answer = waiting.result()
+        error = told(answer, 504, stream=stream)
+        assert (error["code"], error["retryable"]) == ("deadline_exceeded", True)
+        ended = server.http.get(f"/v1/requests/{request_id}").json()
+        assert (ended["state"], ended["reason"]) == ("cancelled", "deadline")
+        assert server.samples()["fermata_requests_ended_total,cancelled,deadline"] == 1
+        assert server.view().requests == []
