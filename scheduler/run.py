@@ -27,6 +27,7 @@ from scheduler.engine.model import ModelDescription, ModelError, ModelSource
 from scheduler.gauge import Gauge
 from scheduler.kvcache.codec import BlockCodec
 from scheduler.kvcache.fake_codec import FakeCodec
+from scheduler.kvcache.limits import why_none_is_saved
 from scheduler.kvcache.naming import KeyDamaged
 from scheduler.kvstore import KvStore
 from scheduler.loop import Loop, StopNow
@@ -327,6 +328,8 @@ def make_kv(
     limits = settings.kv.limits(description.facts)
     if limits is None:
         return None
+    if why := why_none_is_saved(description.facts, limits):
+        log.warning("no KV of this model will be saved", reason=why)
     try:
         return KvStore(
             settings.state,
