@@ -30,7 +30,7 @@ from scheduler.kvcache.naming import (
     load_key,
 )
 from scheduler.kvcache.readahead import Read
-from scheduler.kvcache.reconcile import Batch, reconcile
+from scheduler.kvcache.reconcile import Batch, compare, sweep
 from scheduler.kvcache.store import BlockStore, ReadFailed, Saved, SaveFailed
 from scheduler.kvcache.tier import MemoryTier
 from scheduler.kvcache.writers import (
@@ -81,7 +81,7 @@ class KvStore:
         )
         self.domain = ""
         self.closing = threading.Event()
-        self.swept = threading.Event()
+        self.compared = threading.Event()
         self.keeper: threading.Thread | None = None
         self.reported_bytes: int | None = None
         self.stopped_detail: str | None = None
@@ -98,7 +98,7 @@ class KvStore:
                 " it can be served without saving (kv.enabled = false)"
             ) from error
         self.domain = domain_digest(self.fingerprint, layout, self.block_tokens)
-        self.swept.wait()
+        self.compared.wait()
         return self.domain
 
     def save(self, caches: Caches, blocks: Sequence[PlannedBlock]) -> None:
@@ -224,6 +224,7 @@ class KvStore:
         """Starts looking after the files. `known` maps the paths of those that the journal knows
         to their sizes.
         """
+        self.store.begin_sweep()
         self.keeper = threading.Thread(
             target=self.look_after, args=(known,), name="fermata-kv", daemon=True
         )
@@ -258,20 +259,31 @@ class KvStore:
     # The keeper's thread
 
     def look_after(self, known: Mapping[str, int]) -> None:
-        """Compares the files with the journal, then measures free space until the end."""
+        """Says which known files are gone, removes unknown ones while the server goes on, then
+        measures free space until the end.
+        """
         try:
-            for batch in reconcile(self.store, known):
+            self.reconcile(compare(self.store, known))
+        finally:
+            self.compared.set()
+        try:
+            self.reconcile(sweep(self.store, known))
+        finally:
+            self.store.end_sweep()
+        while not self.closing.is_set():
+            self.leftovers.try_again()
+            self.measure(0, 0)
+            self.closing.wait(self.settings.measure_s)
+
+    def reconcile(self, batches: Iterable[Batch]) -> None:
+        """Does the work batch by batch, until the server ends."""
+        try:
+            for batch in batches:
                 self.reconciled(batch)
                 if self.closing.is_set():
                     return
         except OSError as error:
             log.warning("the folder of saved KV cannot be read", error=str(error))
-        finally:
-            self.swept.set()
-        while not self.closing.is_set():
-            self.leftovers.try_again()
-            self.measure(0, 0)
-            self.closing.wait(self.settings.measure_s)
 
     def measure(self, num_swept: int, swept_bytes: int) -> None:
         """Reports the free space, if it can be read and is another one: a server that does nothing

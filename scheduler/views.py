@@ -137,6 +137,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
 class CacheView(msgspec.Struct, frozen=True, kw_only=True):
     """Saved KV as of one boundary between two steps.
 
+    `domain` is null until the model is loaded: it follows from what its caches look like.
     `num_used_blocks` must stay: requests hold them, or longer chains go through them.
     `num_other_blocks` belong to other models or settings. `disk_bytes` of files count against
     `max_bytes`; `memory_bytes` are kept in memory beside that, at most `max_memory_bytes`;
@@ -167,7 +168,7 @@ def view_cache(state: SchedulerState, clear_is_waiting: bool) -> CacheView:
     kv = state.limits.kv if state.limits is not None else None
     return CacheView(
         enabled=kv is not None,
-        domain=index.domain or None,
+        domain=(index.domain or None) if state.engine_ready else None,
         block_tokens=None if kv is None else kv.block_tokens,
         num_blocks=len(index.blocks),
         num_used_blocks=len(index.blocks) - len(index.order),

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import itertools
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +18,9 @@ TEMPORARY_SUFFIX = ".tmp"
 
 ANNOUNCED_AT_ONCE_BYTES = 128 * 2**10
 """The smallest window that Linux has for a disk, unless somebody changed it."""
+
+_RUN = secrets.token_hex(8)
+"""In the temporary names of this process. Not its id, which another one may have had before."""
 
 _numbers = itertools.count(1)
 
@@ -153,7 +157,7 @@ def write_whole(files: Files, path: Path, buffers: Sequence[memoryview]) -> None
     Raises OSError; then nothing of it is left, unless removing it failed as well (a start removes
     temporary files).
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f"{path.name}.{_RUN}-{next(_numbers)}{TEMPORARY_SUFFIX}")
     files.make_folder(path.parent)
     try:
         descriptor = files.create(temporary)
@@ -169,6 +173,11 @@ def write_whole(files: Files, path: Path, buffers: Sequence[memoryview]) -> None
         with suppress(OSError):
             files.unlink(temporary)
         raise
+
+
+def is_being_written(path: str) -> bool:
+    """Whether this is the temporary name of a file that this process writes, or has left behind."""
+    return path.endswith(TEMPORARY_SUFFIX) and f".{_RUN}-" in path
 
 
 _BUFFERS_AT_ONCE = 512

@@ -1,6 +1,8 @@
 """At a start: what is on disk against what the journal knows, in both directions.
 
-The kv folder belongs to the server: whatever file is in it and no event speaks of is removed.
+What is known and gone has to be said before the first match, and is found by looking at the known
+files alone. What is there and not known is removed while the server works. The kv folder belongs to
+the server: whatever file is in it and no event speaks of goes, but for what was written meanwhile.
 Folders that the store did not make are left alone, and counted.
 """
 
@@ -9,6 +11,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from scheduler.kvcache.files import TEMPORARY_SUFFIX
 from scheduler.kvcache.store import ABSENT, BlockStore
@@ -19,7 +22,7 @@ _OURS = re.compile(r"[0-9a-f]{8}(/([0-9a-f]{2}|tails))?")
 
 @dataclass
 class Batch:
-    """What was found in some of the entries, or among some of the known files at the end.
+    """What was found among some of the known files, or some of the folders' entries.
 
     `vanished`: known and not on disk. `resized`: in its place is something of another size
     than recorded, or no file: damaged. `stuck`: could not be removed or looked at, with the
@@ -36,35 +39,50 @@ class Batch:
     stuck: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
-def reconcile(
+def compare(
     store: BlockStore, known: Mapping[str, int], batch_entries: int = 1000
 ) -> Iterator[Batch]:
-    """Compares the folder with `known` (path to size) and removes what is not known. A folder that
-    cannot be listed is `stuck` (the whole one under the name ""), and what was known in it is
-    `vanished`.
+    """Looks at each of the files in `known` (path to size). What cannot be looked at is `stuck`,
+    and may still be good when it is read.
 
-    Each batch is the work on at most `batch_entries` entries or known files, so the caller decides
-    how much is done at once. To be exhausted before anything is saved: a file that is just being
-    written is not known either.
+    Each batch is the work on at most `batch_entries` files. To be exhausted before the first match.
     """
-    seen: set[str] = set()
+    folder = str(store.folder)
+    paths = iter(known.items())
+    while some := list(islice(paths, batch_entries)):
+        batch = Batch()
+        for path, num_bytes in some:
+            try:
+                status = os.lstat(f"{folder}/{path}")
+            except OSError as error:
+                _miss(batch, path, error)
+            else:
+                _keep(batch, path, status, num_bytes)
+        yield batch
+
+
+def sweep(
+    store: BlockStore, known: Mapping[str, int], batch_entries: int = 1000
+) -> Iterator[Batch]:
+    """Removes what is not in `known`, but for what was written since `store.begin_sweep`, which
+    comes before anything is. A folder that cannot be listed is `stuck` (the whole one under the
+    name "").
+
+    Each batch is the work on at most `batch_entries` entries, so the caller decides how much is
+    done at once.
+    """
     batch = Batch()
     for number, (path, entry) in enumerate(_walk(store, ""), 1):
-        try:
-            if path in known:
-                seen.add(path)
-                _keep(batch, path, entry, known[path])
-            else:
+        if path not in known:
+            try:
                 _sweep(store, batch, path, entry)
-        except OSError as error:
-            batch.stuck.append((path, str(error)))
+            except OSError as error:
+                if error.errno not in ABSENT:  # Else the server itself has removed it meanwhile.
+                    batch.stuck.append((path, str(error)))
         if number % batch_entries == 0:
             yield batch
             batch = Batch()
     yield batch
-    missing = [path for path in known if path not in seen]
-    for start in range(0, len(missing), batch_entries):
-        yield Batch(vanished=missing[start : start + batch_entries])
 
 
 Entry = os.DirEntry[str] | OSError
@@ -87,8 +105,14 @@ def _walk(store: BlockStore, inner: str) -> Iterator[tuple[str, Entry]]:
             yield path, entry
 
 
-def _keep(batch: Batch, path: str, entry: Entry, num_bytes: int) -> None:
-    status = _status(entry)
+def _miss(batch: Batch, path: str, error: OSError) -> None:
+    if error.errno in ABSENT:
+        batch.vanished.append(path)
+    else:
+        batch.stuck.append((path, str(error)))
+
+
+def _keep(batch: Batch, path: str, status: os.stat_result, num_bytes: int) -> None:
     if not stat.S_ISREG(status.st_mode) or status.st_size != num_bytes:
         batch.resized.append(path)
     batch.num_kept += 1
@@ -96,17 +120,12 @@ def _keep(batch: Batch, path: str, entry: Entry, num_bytes: int) -> None:
 
 
 def _sweep(store: BlockStore, batch: Batch, path: str, entry: Entry) -> None:
-    status = _status(entry)
-    if stat.S_ISDIR(status.st_mode):
-        batch.stuck.append((path, "a folder that is not the server's"))
-        return
-    store.files.unlink(store.folder / path)
-    batch.num_temporary += path.endswith(TEMPORARY_SUFFIX)
-    batch.num_swept += not path.endswith(TEMPORARY_SUFFIX)
-    batch.swept_bytes += status.st_size
-
-
-def _status(entry: Entry) -> os.stat_result:
     if isinstance(entry, OSError):
         raise entry
-    return entry.stat(follow_symlinks=False)
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+        batch.stuck.append((path, "a folder that is not the server's"))
+    elif store.sweep(path):
+        batch.num_temporary += path.endswith(TEMPORARY_SUFFIX)
+        batch.num_swept += not path.endswith(TEMPORARY_SUFFIX)
+        batch.swept_bytes += status.st_size

@@ -5,8 +5,9 @@ business, and recorded in the journal.
 """
 
 import errno
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -15,12 +16,13 @@ from xxhash import xxh3_128
 
 from scheduler.kvcache import fileformat
 from scheduler.kvcache.fileformat import Damaged, Header, Tensor
-from scheduler.kvcache.files import Files, OsFiles, write_whole
+from scheduler.kvcache.files import Files, OsFiles, is_being_written, write_whole
 from scheduler.kvcache.naming import KeptFile
 
 READ_AT_ONCE_BYTES = 2**20
 
 _ZEROS = memoryview(bytes(2**20))
+_PROBE = "probe"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
@@ -83,6 +85,8 @@ class BlockStore:
         self.folder = folder
         self.files = files or OsFiles()
         self._reserve_bytes = reserve_bytes
+        self._sweeping = threading.Lock()
+        self._written: set[str] | None = None
 
     def path(self, file: KeptFile) -> Path:
         """Where the file is or would be."""
@@ -95,19 +99,18 @@ class BlockStore:
         file_bytes = len(head) + sum(piece.nbytes for piece in data)
         try:
             self._keep_reserve(file_bytes)
-            write_whole(self.files, self.path(file), [memoryview(head), *data])
+            self._write(file.path, [memoryview(head), *data])
         except OSError as error:
             return SaveFailed(file, save_failure(error), str(error), file_bytes)
         return Saved(file, file_bytes, time.monotonic_ns() - begun_ns)
 
     def probe(self, num_bytes: int) -> OSError | None:
         """Tries to write and remove a file of this size. Returns what stands in the way."""
-        path = self.folder / "probe"
         try:
             self._keep_reserve(num_bytes)
             whole, rest = divmod(num_bytes, len(_ZEROS))
-            write_whole(self.files, path, [_ZEROS] * whole + [_ZEROS[:rest]])
-            self.files.unlink(path)
+            self._write(_PROBE, [_ZEROS] * whole + [_ZEROS[:rest]])
+            self.files.unlink(self.folder / _PROBE)
         except OSError as error:
             return error
         return None
@@ -152,10 +155,41 @@ class BlockStore:
             return None if error.errno in ABSENT else error
         return None
 
+    def begin_sweep(self) -> None:
+        """From here on the store remembers what it writes, so that `sweep` spares it. Called before
+        anything is written.
+        """
+        self._written = set()
+
+    def sweep(self, path: str) -> bool:
+        """Removes a file that nobody knows, unless it was written since `begin_sweep`, or is about
+        to be: then nothing happens, and this returns False. Raises OSError.
+        """
+        with self._sweeping:
+            assert self._written is not None, "what is written must be remembered"
+            if path in self._written or is_being_written(path):
+                return False
+            self.files.unlink(self.folder / path)
+            return True
+
+    def end_sweep(self) -> None:
+        """Nothing is swept any more."""
+        with self._sweeping:
+            self._written = None
+
     def free_bytes(self) -> int:
         """What may still be written to the file system, the reserve included. Raises OSError."""
         self.files.make_folder(self.folder)
         return self.files.free_bytes(self.folder)
+
+    def _write(self, path: str, buffers: Sequence[memoryview]) -> None:
+        """Writes a file. Its name is noted before there is anything under it, while no sweep is
+        between looking at the names and removing a file: so whatever a sweep removes is older.
+        """
+        with self._sweeping:
+            if self._written is not None:
+                self._written.add(path)
+        write_whole(self.files, self.folder / path, buffers)
 
     def _keep_reserve(self, num_bytes: int) -> None:
         free = self.free_bytes()

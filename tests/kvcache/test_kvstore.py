@@ -50,7 +50,7 @@ class Port:
             fingerprint="f0" * 32,
             deliver=self.deliver,
         )
-        self.kv.swept.set()
+        self.kv.compared.set()
         self.kv.describe(fed_row(case, 3, 0), 3)
         self.stateful = bool(self.codec.layout.state_layers)
 

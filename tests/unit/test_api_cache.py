@@ -38,3 +38,11 @@ def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clear_that_no_step_has_taken_is_under_way() -> None:
     assert view_cache(SchedulerState(), clear_is_waiting=True).clearing
+
+
+def test_the_domain_of_an_earlier_run_is_not_shown() -> None:
+    """Another model or another layout may come, until the engine is ready."""
+    state = SchedulerState(index=BlockIndex(domain="d" * 64))
+    assert view_cache(state, clear_is_waiting=False).domain is None
+    state.engine_ready = True
+    assert view_cache(state, clear_is_waiting=False).domain == "d" * 64
