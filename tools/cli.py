@@ -324,6 +324,16 @@ def bench_hits(
     sys.exit(command.run(size, as_json=as_json))
 
 
+@bench.command("pressure")
+def bench_pressure(as_json: JsonOption = False) -> None:
+    """Long prompts that share too little memory, in virtual time. Exit status 1: a target is
+    missed.
+    """
+    from tools import bench_pressure as command
+
+    sys.exit(command.run(as_json=as_json))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:

@@ -24,7 +24,7 @@ def hybrid_27b(weights_bytes: int = FOUR_BIT_BYTES) -> ModelFacts:
     return ModelFacts(
         name="hybrid-27b",
         fingerprint="27" * 32,
-        context_tokens=262_144,
+        context_tokens=524_288,
         weights_bytes=weights_bytes,
         kv_bytes_per_token=KV_BYTES_PER_TOKEN,
         kv_step_tokens=256,

@@ -260,6 +260,10 @@ class World:
         """The allocator's counters, as `read` changes them."""
         return self.read(self.engine.read_memory())
 
+    def take_memory(self, num_bytes: int) -> None:
+        """Something takes so much of the allocator's memory, or gives it back (negative)."""
+        self.ballast_bytes += num_bytes
+
     # What came of it
 
     def divergences(self) -> list[Divergence]:
