@@ -41,9 +41,12 @@ from scheduler.engine.base import (
     StartRow,
     StepDone,
 )
+from scheduler.engine.fake_memory import FakeAllocator
 from scheduler.engine.fake_row import (
+    Failure,
     FakeCache,
     FakeRow,
+    Phase,
     assert_boundary,
     draw,
     fake_logprobs,
@@ -52,34 +55,24 @@ from scheduler.engine.fake_row import (
 )
 from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
 from scheduler.engine.model import ModelDescription
+from scheduler.memory import row_bytes
 from scheduler.settings import FakeSettings
 
-Phase = Literal["start", "prefill", "decode"]
+SIZES = {
+    "context_tokens",
+    "weights_bytes",
+    "kv_bytes_per_token",
+    "kv_step_tokens",
+    "state_bytes",
+    "transient_bytes_per_token",
+}
 
 
-def fake_facts(context_tokens: int) -> ModelFacts:
-    """The model: 1 KiB of keys and values for a token, allocated in steps of 256."""
-    return ModelFacts(
-        name="fake",
-        fingerprint=sha256(f"fake {context_tokens}".encode()).hexdigest(),
-        context_tokens=context_tokens,
-        weights_bytes=1_000_000,
-        kv_bytes_per_token=1024,
-        kv_step_tokens=256,
-        window_layers=(),
-        state_bytes=0,
-        transient_bytes_per_token=256,
-    )
-
-
-@dataclass(slots=True)
-class Failure:
-    """A failure to come: of row `number`, in this work, once `at` tokens are cached or put out."""
-
-    number: int
-    during: Phase
-    at: int = 0
-    error: str = "a scripted failure"
+def fake_facts(settings: FakeSettings) -> ModelFacts:
+    """The model, with the sizes that are set. With other sizes it is another model."""
+    sizes = settings.model_dump(include=SIZES)
+    fingerprint = sha256(f"fake {sizes}".encode()).hexdigest()
+    return ModelFacts(name="fake", fingerprint=fingerprint, window_layers=(), **sizes)
 
 
 @dataclass
@@ -100,7 +93,8 @@ class FakeEngine:
         self.chunks: deque[RunChunk] = deque()
         self.kv: KvPort | None = None
         self.restores: dict[int, Restoring] = {}
-        self.tails: deque[SaveTail] = deque()
+        self.tails: deque[tuple[SaveTail, FakeRow | None]] = deque()
+        self.memory = FakeAllocator()
         self.ahead: StepDone | None = None
         self.unreleased = False
         self.chunk_is_next = True
@@ -148,8 +142,8 @@ class FakeEngine:
             self.obey(self.commands.popleft())
         elif self.restores and self.advance_restores():
             pass
-        elif self.tails and self.ahead is None and not self.unreleased:
-            self.save_tail(self.tails.popleft())
+        elif self.tails and self.is_at_rest(self.tails[0][0].number):
+            self.save_tail(*self.tails.popleft())
         elif self.ahead is not None and not self.unreleased:
             self.hand_over(self.ahead)
         elif self.chunks and (self.chunk_is_next or not self.can_launch()):
@@ -174,10 +168,17 @@ class FakeEngine:
         if self.stopping.is_set():
             return False
         self.spend(self.settings.load_ms / 1000)
+        self.memory.take(self.facts.weights_bytes)
         self.loaded = True
-        domain = "" if self.kv is None else self.kv.describe([FakeCache(array("I", [0]))], 1)
+        sample = self.make_cache()
+        sample.feed(array("I", [0]))
+        domain = "" if self.kv is None else self.kv.describe([sample], 1)
         self.deliver(EngineLoaded(self.facts, False, note="", load_ns=0, kv_domain=domain))
         return True
+
+    def make_cache(self) -> FakeCache:
+        """An empty one."""
+        return FakeCache(state=0 if self.facts.state_bytes else None)
 
     def spend(self, seconds: float) -> None:
         """Takes as long as a real engine would; a stop ends it early."""
@@ -201,9 +202,10 @@ class FakeEngine:
             case SaveBlocks():
                 self.save(command)
             case SaveTail():
-                self.tails.append(command)
+                self.tails.append((command, self.rows.get(command.number)))
             case ReclaimMemory():
-                self.deliver(MemoryReturned(0, self.active_bytes(), 0, 0))
+                freed_bytes = self.memory.reclaim()
+                self.deliver(MemoryReturned(freed_bytes, self.memory.active_bytes, 0, 0))
             case RestoreRow():
                 self.restore(command)
             case _:
@@ -217,26 +219,30 @@ class FakeEngine:
         else:
             self.kv.save(row.caches, command.blocks)
 
-    def save_tail(self, command: SaveTail) -> None:
-        """Nothing is ahead: all that the row was to get has been delivered and committed."""
+    def is_at_rest(self, number: int) -> bool:
+        """Whether no step with this row is under way, and what was delivered is committed."""
+        ahead = () if self.ahead is None else self.ahead.rows
+        return not self.unreleased and all(row.number != number for row in ahead)
+
+    def save_tail(self, command: SaveTail, row: FakeRow | None) -> None:
         assert self.kv is not None, "tails are saved where there is a store"
-        row = self.rows.get(command.number)
-        if row is None or not row.decodes:
+        if row is None or self.rows.get(row.number) is not row or not row.decodes:
             self.kv.refuse_tail(command, "the row is gone, has ended or has failed")
         else:
             self.kv.save_tail(row.caches, command, row.num_cached_tokens)
 
     def read_memory(self) -> MemoryReading:
         """See `Engine.read_memory`."""
-        active_bytes = self.active_bytes() if self.loaded else 0
-        return MemoryReading(active_bytes, 0, active_bytes)
+        return self.memory.read()
 
     def restore(self, command: RestoreRow) -> None:
         assert self.kv is not None, "rows are restored where there is a store"
         row = self.rows[command.number]
         if not row.failed:
+            row.room_tokens = len(row.tokens)
+            self.account(row)
             self.restores[command.number] = self.kv.restore(
-                row.caches, command, len(row.tokens), self.wake.set
+                row.caches, command, row.room_tokens, self.wake.set
             )
 
     def advance_restores(self) -> bool:
@@ -249,13 +255,20 @@ class FakeEngine:
             if result is not None:
                 restoring.close()
                 del self.restores[number]
+                self.filled(self.rows[number])
                 self.deliver(result)
                 worked = True
         return worked or (bool(self.restores) and not self.threaded)
 
+    def filled(self, row: FakeRow) -> None:
+        """A row that came back empty has let go of its room."""
+        if not row.num_cached_tokens:
+            row.room_tokens = 0
+            self.account(row)
+
     def start_row(self, command: StartRow) -> None:
         assert command.number not in self.rows, f"row {command.number} is there already"
-        row = make_row(command, self.settings.turn_tokens)
+        row = make_row(command, self.settings.turn_tokens, self.make_cache())
         self.rows[command.number] = row
         self.fails(row, "start", 0)
 
@@ -272,7 +285,9 @@ class FakeEngine:
         if restoring is not None:
             restoring.close()
         self.chunks = deque(chunk for chunk in self.chunks if chunk.number != number)
-        self.deliver(RowFreed(number, 0 if row is None else self.row_bytes(row)))
+        freed_bytes = 0 if row is None else row.held_bytes
+        self.memory.take(-freed_bytes)
+        self.deliver(RowFreed(number, freed_bytes))
 
     def run_chunk(self, command: RunChunk) -> None:
         row = self.rows[command.number]
@@ -287,8 +302,13 @@ class FakeEngine:
         rate = self.settings.prefill_tokens_per_s
         self.spend(command.length / rate if rate else 0)
         row.feed(end)
+        self.account(row)
         self.num_prefilled_tokens += command.length
-        active_bytes = self.active_bytes()
+        transient_bytes = command.length * self.facts.transient_bytes_per_token
+        self.memory.take(transient_bytes)
+        peak_bytes = self.memory.active_bytes
+        self.memory.take(-transient_bytes)
+        self.memory.reclaim()
         self.deliver(
             ChunkDone(
                 number=command.number,
@@ -296,8 +316,8 @@ class FakeEngine:
                 start=command.start,
                 length=command.length,
                 duration_ns=command.length * 10**9 // rate if rate else 0,
-                peak_bytes=active_bytes + command.length * self.facts.transient_bytes_per_token,
-                active_bytes=active_bytes,
+                peak_bytes=peak_bytes,
+                active_bytes=self.memory.active_bytes,
             )
         )
 
@@ -325,6 +345,7 @@ class FakeEngine:
         last_of_turn = row.ends_turn and index + 1 >= self.settings.turn_tokens
         token = END_OF_TURN if last_of_turn else fake_token(row.digest, index, self.nonce)
         row.feed(len(row.tokens))
+        self.account(row)
         row.tokens.append(token)
         row.text.add(token)
         row.ended = row.text.ended or ("length" if index + 1 == row.max_tokens else None)
@@ -354,14 +375,12 @@ class FakeEngine:
                 return True
         return False
 
-    def row_bytes(self, row: FakeRow) -> int:
-        """What the row's caches take, in whole steps of allocation."""
-        step = self.facts.kv_step_tokens
-        return -(-row.num_cached_tokens // step) * step * self.facts.kv_bytes_per_token
-
-    def active_bytes(self) -> int:
-        """What the allocator would read."""
-        return self.facts.weights_bytes + sum(self.row_bytes(row) for row in self.rows.values())
+    def account(self, row: FakeRow) -> None:
+        """What the row's caches take from here on, in whole steps of allocation."""
+        num_tokens = max(row.room_tokens, row.num_cached_tokens)
+        num_bytes = row_bytes(self.facts, num_tokens) if num_tokens else 0
+        self.memory.take(num_bytes - row.held_bytes)
+        row.held_bytes = num_bytes
 
 
 @dataclass(frozen=True)
@@ -372,7 +391,7 @@ class FakeSource:
     caches: Literal["mlx", "fake"] = "fake"
 
     def describe(self) -> ModelDescription:
-        facts = fake_facts(self.settings.context_tokens)
+        facts = fake_facts(self.settings)
         return ModelDescription("fake", FakeTokenizer(), facts, blas="none")
 
     def make_engine(self, description: ModelDescription, nonce: int) -> FakeEngine:

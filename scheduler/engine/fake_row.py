@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Literal
+from zlib import crc32
 
 from scheduler.engine.base import EndReason, StartRow, TokenLogprobs
 from scheduler.engine.fake_tokenizer import FakeTokenizer
@@ -40,19 +42,41 @@ def fake_logprobs(token: int, drawn: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(chosen, ((token, chosen), *others) if num_top else ())
 
 
+Phase = Literal["start", "prefill", "decode"]
+
+
+@dataclass(slots=True)
+class Failure:
+    """A failure to come: of row `number`, in this work, once `at` tokens are cached or put out."""
+
+    number: int
+    during: Phase
+    at: int = 0
+    error: str = "a scripted failure"
+
+
 @dataclass(slots=True)
 class FakeCache:
     """A fake row's KV: the tokens that were fed, so that what is saved and restored can be told
-    from anything else.
+    from anything else. `state` stands for layers that cannot be cut, where the model has any: a
+    digest of all tokens so far, which only goes forward.
     """
 
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    state: int | None = None
+
+    def feed(self, tokens: "array[int]") -> None:
+        """The next positions."""
+        self.tokens.extend(tokens)
+        if self.state is not None:
+            self.state = crc32(tokens.tobytes(), self.state)
 
 
 @dataclass(slots=True)
 class FakeRow:
     """A row: its known tokens, and its caches, the first `num_checked` of which were compared with
-    them: a long row must not be compared anew for each token.
+    them: a long row must not be compared anew for each token. Its caches have room for
+    `room_tokens` positions at least, and take `held_bytes`.
     """
 
     number: int
@@ -63,10 +87,12 @@ class FakeRow:
     text: TextStream
     ends_turn: bool
     num_top: int | None
-    caches: list[FakeCache] = field(default_factory=lambda: [FakeCache()])
+    caches: list[FakeCache]
     ended: EndReason | None = None
     failed: bool = False
     num_checked: int = 0
+    room_tokens: int = 0
+    held_bytes: int = 0
 
     @property
     def num_cached_tokens(self) -> int:
@@ -79,19 +105,22 @@ class FakeRow:
 
     def feed(self, end: int) -> None:
         """Its caches hold the first `end` tokens from here on."""
-        kept = self.caches[0].tokens
-        known = array("I", self.tokens[self.num_checked : len(kept)])
-        assert kept[self.num_checked :] == known, f"row {self.number} holds other tokens' KV"
-        kept.extend(self.tokens[len(kept) : end])
-        self.num_checked = len(kept)
+        cache, num_kept = self.caches[0], self.num_cached_tokens
+        if self.num_checked < num_kept:
+            known = array("I", self.tokens[:num_kept])
+            assert cache.tokens == known, f"row {self.number} holds other tokens' KV"
+            state = None if cache.state is None else crc32(known.tobytes())
+            assert cache.state == state, f"row {self.number} holds the state of other tokens"
+        cache.feed(array("I", self.tokens[num_kept:end]))
+        self.num_checked = self.num_cached_tokens
 
     @property
     def decodes(self) -> bool:
         return self.ended is None and not self.failed
 
 
-def make_row(command: StartRow, turn_tokens: int) -> FakeRow:
-    """A row with empty caches, whose text has seen the output so far."""
+def make_row(command: StartRow, turn_tokens: int, cache: FakeCache) -> FakeRow:
+    """A row with this empty cache, whose text has seen the output so far."""
     tokenizer = FakeTokenizer()
     sampling = command.sampling
     ends = () if sampling.ignore_end_of_turn else tuple(tokenizer.end_of_turn_ids)
@@ -107,6 +136,7 @@ def make_row(command: StartRow, turn_tokens: int) -> FakeRow:
         text=text,
         ends_turn=turn_tokens > 0 and not sampling.ignore_end_of_turn,
         num_top=sampling.top_logprobs if sampling.logprobs else None,
+        caches=[cache],
     )
 
 

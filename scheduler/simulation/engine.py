@@ -13,12 +13,9 @@ from scheduler.engine.base import (
     EngineResult,
     KvPort,
     MemoryReading,
-    RestoreRow,
     RunChunk,
 )
 from scheduler.engine.fake import FakeEngine
-from scheduler.engine.fake_row import FakeRow
-from scheduler.memory import row_bytes
 from scheduler.settings import FakeSettings
 from scheduler.simulation.cost import EngineCost
 from scheduler.simulation.store import SimulatedRestore
@@ -47,7 +44,6 @@ class SimulatedEngine(FakeEngine):
         self.free_ns = 0
         self.idle = False
         self.piece_ns = 0
-        self.rooms: dict[int, int] = {}
         self.restores: dict[int, SimulatedRestore] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
         self.usage_peak_bytes = 0
         self.num_steps = 0
@@ -104,10 +100,6 @@ class SimulatedEngine(FakeEngine):
 
     # What takes room
 
-    def restore(self, command: RestoreRow) -> None:
-        super().restore(command)
-        self.rooms[command.number] = len(self.rows[command.number].tokens)
-
     def advance_restores(self) -> bool:
         """One block for each row whose next block has been read; nothing is waited for."""
         rows = {n: restoring for n, restoring in self.restores.items() if restoring.has_news()}
@@ -117,21 +109,15 @@ class SimulatedEngine(FakeEngine):
             if result is not None:
                 restoring.close()
                 del self.restores[number]
+                self.filled(self.rows[number])
                 self.deliver(result)
         return bool(rows)
 
-    def drop_row(self, number: int) -> None:
-        self.rooms.pop(number, None)
-        super().drop_row(number)
-
-    def row_bytes(self, row: FakeRow) -> int:
-        """A row has its states at once, and all its room while it is filled from blocks."""
-        return row_bytes(self.facts, max(row.num_cached_tokens, self.rooms.get(row.number, 0)))
-
-    def active_bytes(self) -> int:
-        return super().active_bytes() + self.held_elsewhere()
+    def read_memory(self) -> MemoryReading:
+        self.memory.set_ballast(self.held_elsewhere())
+        return super().read_memory()
 
     def usage_bytes(self) -> int:
         """What is in use and what is kept for reuse."""
-        reading: MemoryReading = self.read_memory()
-        return reading.active_bytes + reading.cached_bytes
+        self.memory.set_ballast(self.held_elsewhere())
+        return self.memory.usage_bytes

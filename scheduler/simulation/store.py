@@ -242,7 +242,8 @@ class SimulatedRestore:
 
     def __init__(self, store: SimulatedStore, caches: Caches, command: RestoreRow) -> None:
         self.store = store
-        self.kept: array[int] = caches[0].tokens
+        self.cache = caches[0]
+        self.kept = array("I")
         self.command = command
         self.begun_ns = store.timeline.now_ns
         self.num_filled = 0
@@ -306,7 +307,7 @@ class SimulatedRestore:
 
     def result(self, position: int, bad: tuple[BadFile, ...]) -> RowRestored:
         """What came of it."""
-        del self.kept[position:]
+        self.cache.feed(self.kept[:position])
         memory = min(self.num_memory_tokens, position)
         return RowRestored(
             number=self.command.number,

@@ -11,8 +11,7 @@ from journal.errors import JournalFull
 from journal.events import Decision, Record
 from scheduler import effects
 from scheduler.engine.base import TokenLogprobs
-from scheduler.engine.fake import Failure
-from scheduler.engine.fake_row import fake_logprobs
+from scheduler.engine.fake_row import Failure, fake_logprobs
 from scheduler.parameters import SamplingParameters
 from scheduler.request import Phase
 from scheduler.streams import Accepted, Rejected, RequestStream, StreamCut, StreamEnd

@@ -10,7 +10,7 @@ import pytest
 
 from journal import events
 from journal.events import AnyEvent, Record
-from scheduler.engine.fake import Failure
+from scheduler.engine.fake_row import Failure
 from scheduler.policy import POLICY_VERSION
 from scheduler.replay import Divergence, Replay
 from tests.loop_driver import LoopDriver, settings_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.engine.fake import Failure, FakeEngine
+from scheduler.engine.fake import FakeEngine
+from scheduler.engine.fake_row import Failure
 from scheduler.engine.model import ModelDescription
 from scheduler.run import Exit
 from scheduler.service import Saturated, Service
