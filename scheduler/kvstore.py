@@ -9,7 +9,7 @@ facts. The loop alone removes files, after the commit that says so.
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
@@ -18,7 +18,20 @@ from journal.events import Fact, PlannedBlock
 from scheduler.effects import RemoveFiles
 from scheduler.engine.base import Caches, RestoreRow, SaveTail
 from scheduler.engine.model import ModelError
+from scheduler.keptfiles import (
+    file_of,
+    lost,
+    not_saved,
+    save_failed,
+    saved,
+    stop_failure,
+    tail_failure,
+    tail_file,
+    tail_not_saved,
+    tail_saved,
+)
 from scheduler.kvcache.codec import BlockCodec, UnsupportedCache
+from scheduler.kvcache.fileformat import Tensor
 from scheduler.kvcache.leftovers import Leftovers
 from scheduler.kvcache.naming import (
     BlockFile,
@@ -40,12 +53,11 @@ from scheduler.kvcache.writers import (
     WriterResult,
     Writers,
 )
+from scheduler.prefix import STATE_SUFFIX
 from scheduler.restoring import Restore
 from scheduler.settings import KvSettings
 
 log = structlog.get_logger(__name__)
-
-STATE_SUFFIX = ".state"
 
 
 class KvStore:
@@ -80,6 +92,7 @@ class KvStore:
             probe_interval_s=settings.probe_s,
         )
         self.domain = ""
+        self.tails: dict[TailFile, SaveTail] = {}
         self.closing = threading.Event()
         self.compared = threading.Event()
         self.keeper: threading.Thread | None = None
@@ -143,19 +156,44 @@ class KvStore:
 
     def save_tail(self, caches: Caches, command: SaveTail, end: int) -> None:
         """See `KvPort.save_tail`."""
-        del caches, end
-        self.refuse_tail(command, "tails are not saved yet")
+        if end == command.tail_start and not self.codec.has_state:
+            self.deliver(tail_saved(command, end, 0, 0))
+            return
+        answered = False
+        try:
+            tensors = self.codec.tensors(self.codec.cut_tail(caches, command.tail_start, end))
+            self.hand_over_tail(command, TailFile(self.domain, command.request_id, end), tensors)
+            answered = True
+        finally:
+            if not answered:
+                self.refuse_tail(command, "it cannot be cut out of its row")
+
+    def hand_over_tail(
+        self, command: SaveTail, file: TailFile, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """A writer takes the tail, or the loop hears that none did. Memory never keeps it: nobody
+        but its own request can use it.
+        """
+        if file in self.tails:
+            self.refuse_tail(command, "an older one of this name is still being written")
+            return
+        self.leftovers.keep(file)
+        self.tails[file] = command
+        try:
+            taken = self.writers.offer(file, tensors)
+        except ItemTooLarge as error:
+            del self.tails[file]
+            self.refuse_tail(command, str(error))
+            return
+        if not taken:
+            del self.tails[file]
+            stopped = self.writers.stopped
+            detail = "saving has stopped" if stopped else "the writers have no room for it"
+            self.deliver(tail_not_saved(command, stop_failure(stopped), detail))
 
     def refuse_tail(self, command: SaveTail, reason: str) -> None:
         """See `KvPort.refuse_tail`."""
-        self.deliver(
-            events.ChainSaveFailed(
-                request_id=command.request_id,
-                number=command.number,
-                reason="not_taken",
-                detail=reason,
-            )
-        )
+        self.deliver(tail_not_saved(command, "not_taken", reason))
 
     def restore(
         self,
@@ -171,6 +209,8 @@ class KvStore:
             fetch=self.fetch,
             used=self.used,
             files=lambda name, is_state: file_of(self.domain, name, is_state=is_state),
+            domain=self.domain,
+            has_state=self.codec.has_state,
             block_tokens=self.block_tokens,
             ready=ready,
             end_thread=self.codec.end_thread,
@@ -198,8 +238,13 @@ class KvStore:
     def written(self, result: WriterResult) -> None:
         """What came of an offer, as a fact. Tails belong to a pause, and are no block."""
         match result:
-            case Saved(file=TailFile()) | SaveFailed(file=TailFile()):
-                return
+            case Saved(file=TailFile() as file):
+                command = self.tails.pop(file)
+                num_bytes, duration_ns = result.file_bytes, result.duration_ns
+                self.deliver(tail_saved(command, file.position, num_bytes, duration_ns))
+            case SaveFailed(file=TailFile() as file):
+                reason = tail_failure(result, self.writers.stopped)
+                self.deliver(tail_not_saved(self.tails.pop(file), reason, result.detail))
             case Saved():
                 self.deliver(saved(result))
             case SaveFailed():
@@ -316,74 +361,3 @@ class KvStore:
 def has_changed(reported_bytes: int | None, free_bytes: int) -> bool:
     """Whether the free space differs by more than one percent from what was reported."""
     return reported_bytes is None or abs(free_bytes - reported_bytes) * 100 > reported_bytes
-
-
-def file_of(domain: str, name: str, *, is_state: bool) -> KeptFile:
-    """The file of a block, or of the state at its end."""
-    return StateFile(domain, name) if is_state else BlockFile(domain, name)
-
-
-def saved(result: Saved) -> Fact:
-    """The fact of a file that is durable."""
-    return events.BlockSaved(
-        hash=hash_of(result.file),
-        part=part_of(result.file),
-        saved_bytes=result.file_bytes,
-        duration_ns=result.duration_ns,
-    )
-
-
-def not_saved(
-    planned: PlannedBlock, reason: Literal["given_up", "not_taken"], detail: str = ""
-) -> Fact:
-    """The fact of a block that came to no writer."""
-    return events.BlockSaveFailed(
-        hash=planned.hash, part=planned.part, reason=reason, detail=detail
-    )
-
-
-def save_failed(result: SaveFailed) -> Fact:
-    """The fact of a file that is not there."""
-    return events.BlockSaveFailed(
-        hash=hash_of(result.file),
-        part=part_of(result.file),
-        reason=result.kind,
-        detail=result.detail,
-    )
-
-
-def hash_of(file: KeptFile) -> str:
-    """The block's hash, of the block itself or of the state at its end."""
-    assert not isinstance(file, TailFile), "a tail has no hash"
-    return file.hash
-
-
-def part_of(file: KeptFile) -> events.Part:
-    """Which of a block's two files this is."""
-    return "state" if isinstance(file, StateFile) else "block"
-
-
-def lost(paths: Iterable[str], reason: events.LostReason) -> Fact:
-    """Files by their path below the store's folder, as blocks and states that are lost."""
-    names = [Path(path).name.removesuffix(".safetensors") for path in paths]
-    return events.BlocksLost(
-        hashes=tuple(name for name in names if not name.endswith(STATE_SUFFIX)),
-        states=tuple(n.removesuffix(STATE_SUFFIX) for n in names if n.endswith(STATE_SUFFIX)),
-        reason=reason,
-    )
-
-
-def tail_file(domain: str, name: str) -> TailFile:
-    """The file of a tail by the core's name for it: `<request id>-<position>`."""
-    request_id, _, position = name.rpartition("-")
-    return TailFile(domain, request_id, int(position))
-
-
-def known_files(blocks: Mapping[str, Any]) -> dict[str, int]:
-    """The paths and sizes of all files that the index knows."""
-    known: dict[str, int] = {}
-    for name, block in blocks.items():
-        known[BlockFile(block.domain, name).path] = block.block_bytes
-        if block.state_bytes:
-            known[StateFile(block.domain, name).path] = block.state_bytes
-    return known

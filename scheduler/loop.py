@@ -22,8 +22,9 @@ from scheduler.engine import base
 from scheduler.engine.base import Engine
 from scheduler.evolve import fold
 from scheduler.invariants import check_cheap
+from scheduler.keptfiles import known_files
 from scheduler.known import KnownRequest
-from scheduler.kvstore import KvStore, known_files
+from scheduler.kvstore import KvStore
 from scheduler.metrics import Metrics
 from scheduler.policy import decide
 from scheduler.recovery import Recovered, code_digest, encode_state
@@ -76,7 +77,7 @@ class Loop:
         self.take(Collected(facts=[started]))
         if kv is not None:
             self.sensors.name_source = kv.names
-            kv.begin(known_files(self.state.index.blocks))
+            kv.begin(known_files(self.state.index))
         engine.start(self.sensors.deliver, kv)
 
     def step(self) -> bool:

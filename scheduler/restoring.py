@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from scheduler.engine.base import BadFile, RestoreRow, RowRestored
 from scheduler.kvcache.codec import Filler, WrongBlock
-from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
+from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile, TailFile
 from scheduler.kvcache.readahead import Announce, Fetch, Read, ReadAhead
 from scheduler.kvcache.store import ReadFailed, ReadFailure
 
@@ -18,9 +18,10 @@ class Restore:
     """See the module's text. `make_filler` is called once, here; `used` is told of each block that
     the row was filled from.
 
-    Where layers cannot be cut, the state of the deepest boundary follows the blocks. If a file is
-    bad, the row goes on from the last position before it that it can: the end of the last good
-    block, or the deepest good state.
+    What a held request had behind its blocks, its tail, follows them; else, where layers cannot be
+    cut (`has_state`), the state of the deepest boundary does. If a file is bad, the row goes on
+    from the last position before it that it can: the end of the last good block, or the deepest
+    good state.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class Restore:
         fetch: Fetch,
         used: Callable[[Read], None],
         files: Callable[[str, bool], KeptFile],
+        domain: str,
+        has_state: bool,
         block_tokens: int,
         ready: Callable[[], None],
         end_thread: Callable[[], None],
@@ -40,13 +43,19 @@ class Restore:
         self.fetch = fetch
         self.used = used
         self.files = files
+        self.has_state = has_state
         self.block_tokens = block_tokens
         self.begun_ns = time.monotonic_ns()
         self.from_memory: list[bool] = []
         self.read_bytes = 0
         self.bad: list[BadFile] = []
         wanted = [files(name, False) for name in command.hashes]
-        if command.states:
+        tail = command.tail
+        if tail is not None:
+            assert tail.start == len(wanted) * block_tokens, "a tail follows whole blocks"
+            assert tail.end == command.num_tokens, "the row ends with its tail"
+            wanted.append(TailFile(domain, tail.request_id, tail.end))
+        elif command.states:
             wanted.append(files(command.hashes[command.states[-1] - 1], True))
         # The disk is busy already while the memory of the row is made ready, which takes as long.
         self.ahead = ReadAhead(fetch, wanted, ready, end_thread, announce)
@@ -65,11 +74,13 @@ class Restore:
             return self.finish_before()
         if isinstance(found.file, StateFile):
             return self.finish_at(self.command.states[-1], found)
+        if isinstance(found.file, TailFile):
+            return self.finish_with(found)
         if not self.fill(found):
             return self.finish_before()
-        if len(self.from_memory) == len(self.command.hashes) and not self.command.states:
-            return self.finish(self.command.num_tokens, None)
-        return None
+        is_last = len(self.from_memory) == len(self.command.hashes)
+        follows = self.command.tail is not None or self.command.states
+        return self.finish_before() if is_last and not follows else None
 
     def close(self) -> None:
         """See `Restoring.close`."""
@@ -95,9 +106,9 @@ class Restore:
     def finish_before(self) -> RowRestored:
         """The row from what is good: all filled blocks, or the deepest state among them."""
         num_blocks = len(self.from_memory)
-        if not self.command.states:
+        if not self.has_state:
             most = num_blocks * self.block_tokens
-            return self.finish(min(most, self.command.num_tokens), None)
+            return self.finish(min(most, self.command.num_tokens))
         for depth in reversed(self.command.states):
             if len(self.bad) == MAX_BAD:
                 break
@@ -108,7 +119,7 @@ class Restore:
                 self.note(found.file, found.kind, found.detail)
                 continue
             return self.finish_at(depth, found)
-        return self.finish(0, None)
+        return self.finish(0)
 
     def finish_at(self, depth: int, state: Read) -> RowRestored:
         """The row at a boundary, with its state; a shallower one when the state is another's."""
@@ -120,10 +131,26 @@ class Restore:
         self.count(state)
         return self.result(depth * self.block_tokens)
 
-    def finish(self, position: int, state: None) -> RowRestored:
-        """The row at this position; empty at 0."""
+    def finish_with(self, tail: Read) -> RowRestored:
+        """The row at the end of its tail; before it when the tail is another's. Memory does not
+        hear of it: nobody else can use it.
+        """
+        assert self.command.tail is not None, "a tail is read where there is one"
+        start, end = self.command.tail.start, self.command.tail.end
+        try:
+            if start < end:
+                self.filler.fill(tail.block, end - start)
+            self.filler.finish(end, tail.block)
+        except WrongBlock as error:
+            self.note(tail.file, "corrupt", str(error))
+            return self.finish_before()
+        self.read_bytes += tail.num_bytes
+        return self.result(end)
+
+    def finish(self, position: int) -> RowRestored:
+        """The row at this position, where all layers can be cut; empty at 0."""
         if position:
-            self.filler.finish(position, state)
+            self.filler.finish(position)
         return self.result(position)
 
     def is_bad(self, depth: int) -> bool:
@@ -138,8 +165,8 @@ class Restore:
                 self.bad.append(BadFile(file.hash, "block", reason, detail))
             case StateFile():
                 self.bad.append(BadFile(file.hash, "state", reason, detail))
-            case _:
-                raise AssertionError(f"{file.name} is in no chain")
+            case TailFile():
+                self.bad.append(BadFile(file.name, "tail", reason, detail))
 
     def result(self, position: int) -> RowRestored:
         """What came of it, with the tokens of each tier up to the position."""
@@ -148,6 +175,7 @@ class Restore:
         for number, was_memory in enumerate(self.from_memory):
             tokens = max(0, min(self.block_tokens, position - number * self.block_tokens))
             memory, disk = memory + tokens * was_memory, disk + tokens * (not was_memory)
+        disk += max(0, position - len(self.from_memory) * self.block_tokens)
         return RowRestored(
             number=self.command.number,
             num_tokens=position,

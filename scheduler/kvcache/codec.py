@@ -40,6 +40,11 @@ class BlockCodec(Protocol):
         """
         ...
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there are layers that cannot be cut, so that a row needs their state."""
+        ...
+
     def cut_block(self, caches: Caches, start: int, length: int) -> Any:
         """The positions from `start` on of the layers that can be cut, evaluated and with memory
         of their own.
@@ -48,6 +53,12 @@ class BlockCodec(Protocol):
 
     def cut_state(self, caches: Caches, position: int) -> Any:
         """The layers that cannot be cut, as they are at this position, which is the row's."""
+        ...
+
+    def cut_tail(self, caches: Caches, start: int, position: int) -> Any:
+        """Both in one: the positions from `start` to `position`, which is the row's, of the layers
+        that can be cut, if there are any such positions, and the layers that cannot be cut.
+        """
         ...
 
     def filler(self, caches: Caches, num_room_tokens: int) -> Filler:

@@ -32,11 +32,18 @@ class MlxCodec:
         assert self._layout is not None, "`describe` comes first"
         return self._layout
 
+    @property
+    def has_state(self) -> bool:
+        return bool(self.layout.state_layers)
+
     def cut_block(self, caches: Caches, start: int, length: int) -> Block:
         return self.layout.cut_block(caches, start, length)
 
     def cut_state(self, caches: Caches, position: int) -> Block:
         return self.layout.cut_state(caches, position)
+
+    def cut_tail(self, caches: Caches, start: int, position: int) -> Block:
+        return self.layout.cut_tail(caches, start, position)
 
     def filler(self, caches: Caches, num_room_tokens: int) -> Filler:
         return RowFiller(self.layout, caches, num_room_tokens)

@@ -79,9 +79,9 @@ class Writers:
         self._in_hand: dict[int, tuple[KeptFile, int]] = {}
         self._held_bytes = 0
         self._closing = False
-        self._has_bug = False
         self._stopped_bytes = 0
         self._stopped_ns = 0
+        self._stop_reason: StopReason | None = None
         self._probe_at_ns: int | None = None
         self._probing = False
         self._threads = [
@@ -98,10 +98,10 @@ class Writers:
             return self._held_bytes
 
     @property
-    def stopped(self) -> bool:
-        """Whether saving has stopped."""
+    def stopped(self) -> StopReason | None:
+        """Why saving has stopped; null while it has not."""
         with self._changed:
-            return self._stopped_ns > 0
+            return self._stop_reason
 
     def offer(self, file: KeptFile, tensors: Mapping[str, Tensor]) -> bool:
         """Takes the block, or says no at once: no room, saving has stopped, or the server ends.
@@ -166,9 +166,9 @@ class Writers:
             in_hand = self._in_hand.pop(threading.get_ident(), None)
             if in_hand is not None:
                 results.append(SaveFailed(in_hand[0], "given_up", detail, in_hand[1]))
-            if not self._has_bug:
+            if self._stop_reason != "bug":
                 results.append(SavingStopped("bug", detail))
-            self._has_bug = True
+            self._stop_reason = "bug"
             self._stopped_ns = self._stopped_ns or time.monotonic_ns()
             results += self._clear_queue(detail)
             self._changed.notify_all()
@@ -217,6 +217,7 @@ class Writers:
         """Stops saving if the failure is one of the disk's."""
         if failed.kind not in ("disk_full", "io_error"):
             return []
+        self._stop_reason = failed.kind
         self._stopped_ns = time.monotonic_ns()
         self._stopped_bytes = failed.num_bytes
         self._probe_at_ns = self._next_probe_ns()
@@ -238,13 +239,14 @@ class Writers:
         error = self._store.probe(num_bytes)
         with self._changed:
             self._probing = False
-            if self._has_bug:
+            if self._stop_reason == "bug":
                 return  # Whatever the disk says now.
             if error is not None:
                 if self._probe_at_ns is None:  # Nobody asked for another one meanwhile.
                     self._probe_at_ns = self._next_probe_ns()
                 return
             stopped_ns, self._stopped_ns, self._probe_at_ns = self._stopped_ns, 0, None
+            self._stop_reason = None
         self._deliver(SavingResumed(time.monotonic_ns() - stopped_ns))
 
     def _deliver_all(self, results: list[WriterResult]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scheduler.engine.base import RestoreRow
 from scheduler.kvcache import files
 from scheduler.kvcache.codec import Filler
-from scheduler.kvcache.fake_codec import FakeFiller
+from scheduler.kvcache.fake_codec import FakeBlock, FakeFiller
 from scheduler.kvcache.files import OsFiles
 from scheduler.kvcache.naming import BlockFile, KeptFile
 from scheduler.kvcache.readahead import Read, announce_nothing
@@ -32,7 +32,7 @@ class Blocks:
 
     def fetch(self, file: KeptFile) -> Read:
         self.asked.set()
-        return Read(file, array("I", range(BLOCK_TOKENS)), "ssd", 1, 16)
+        return Read(file, FakeBlock(array("I", range(BLOCK_TOKENS))), "ssd", 1, 16)
 
     def restore(self, make_filler: Callable[[], Filler]) -> Restore:
         return Restore(
@@ -41,6 +41,8 @@ class Blocks:
             fetch=self.fetch,
             used=lambda _: None,
             files=lambda name, _: BlockFile("d" * 64, name),
+            domain="d" * 64,
+            has_state=False,
             block_tokens=BLOCK_TOKENS,
             ready=lambda: None,
             end_thread=self.ended.set,
@@ -49,7 +51,7 @@ class Blocks:
 
 
 def test_blocks_are_read_while_the_row_gets_its_memory() -> None:
-    blocks, cache = Blocks(), SimpleNamespace(tokens=array("I"))
+    blocks, cache = Blocks(), SimpleNamespace(tokens=array("I"), state=None)
 
     def make_filler() -> Filler:
         assert blocks.asked.wait(WAIT_S), "nothing is read before there is a filler"
