@@ -62,6 +62,7 @@ class Decoder:
         self._view: attention.RaggedBatch | None = None
         self._view_rows: list[Row] = []
         self._last: tuple[list[Row], Draws] | None = None
+        self.num_fed_tokens = 0
 
     def make_caches(self) -> attention.Caches:
         """Empty caches for one row."""
@@ -74,6 +75,7 @@ class Decoder:
         self._model(mx.array(row.tokens[start : start + length])[None], cache=row.caches)
         mx.eval([cache.state for cache in row.caches])
         row.cached += length
+        self.num_fed_tokens += length
 
     def launch(self, batch: int, rows: Sequence[Row]) -> Step:
         """Starts one decode step of these rows and returns at once. What goes wrong while the
@@ -92,10 +94,14 @@ class Decoder:
         """Gives the rows that are decoded together their own state back."""
         mx.eval(self._leave_view())
 
-    def forget(self, row: Row) -> None:
-        """Lets go of all arrays of the row. No step with it may still be computing."""
+    def take_out(self, row: Row) -> None:
+        """Gives the row its own state back, evaluated, if it was decoded with others last."""
         if row in self._view_rows:
             self.dissolve()
+
+    def forget(self, row: Row) -> None:
+        """Lets go of all arrays of the row. No step with it may still be computing."""
+        self.take_out(row)
         row.release()
 
     def restore(self, row: Row) -> None:

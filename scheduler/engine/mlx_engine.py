@@ -21,6 +21,7 @@ from typing import Literal
 import mlx.core as mx
 
 from scheduler.engine import attention
+from scheduler.engine.allocator import Allocator
 from scheduler.engine.arrays import floats, integers
 from scheduler.engine.base import (
     ChunkDone,
@@ -66,6 +67,8 @@ class MlxEngine:
         self._tokenizer = tokenizer
         self._commands: Commands = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._allocator = Allocator()
+        self._loaded = threading.Event()
 
     def start(self, deliver: Deliver, kv: KvPort | None = None) -> None:
         """Starts the thread; `EngineLoaded` or `EngineDied` follows."""
@@ -80,7 +83,7 @@ class MlxEngine:
 
     def read_memory(self) -> MemoryReading:
         """See `Engine.read_memory`."""
-        return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
+        return self._allocator.read() if self._loaded.is_set() else MemoryReading(0, 0, 0)
 
     def stop(self) -> None:
         """Ends the thread after the work in hand, and waits for it."""
@@ -93,10 +96,11 @@ class MlxEngine:
         try:
             loaded = self._load()
             domain = kv.describe(loaded.sample, loaded.num_sample_tokens) if kv else ""
+            self._loaded.set()
             deliver(replace(loaded.result, kv_domain=domain))
             loading = False
             loaded = replace(loaded, sample=[])
-            worker = EngineWorker(loaded, deliver, self._tokenizer, kv)
+            worker = EngineWorker(loaded, deliver, self._tokenizer, kv, self._allocator)
             worker.serve(self._commands)
         except ModelError as error:
             deliver(EngineDied(str(error), loading))
@@ -116,8 +120,14 @@ class EngineWorker:
     """
 
     def __init__(
-        self, loaded: LoadedModel, deliver: Deliver, tokenizer: Tokenizer, kv: KvPort | None = None
+        self,
+        loaded: LoadedModel,
+        deliver: Deliver,
+        tokenizer: Tokenizer,
+        kv: KvPort | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
+        self._allocator = allocator or Allocator()
         self._saved = SavedKv(kv, deliver, self._fail)
         self._decoder = Decoder(loaded.model, loaded.result.one_row_only)
         self._num_vocabulary = loaded.num_vocabulary
@@ -127,7 +137,7 @@ class EngineWorker:
         self._batch = SetBatch(0, ())
         self._chunks: deque[RunChunk] = deque()
         self._in_flight: deque[Step] = deque()
-        self._tails: deque[SaveTail] = deque()
+        self._tails: deque[tuple[SaveTail, Row | None]] = deque()
         self._committed = True
         self._decoded_since_chunk = True
         self._done_ns = 0
@@ -166,7 +176,7 @@ class EngineWorker:
             case SaveBlocks():
                 self._saved.save(self.rows[command.number], command)
             case SaveTail():
-                self._tails.append(command)
+                self._tails.append((command, self.rows.get(command.number)))
             case ReclaimMemory():
                 self._reclaim()
             case RestoreRow():
@@ -193,16 +203,21 @@ class EngineWorker:
 
     def _save_tail(self) -> bool:
         """Hands over the tail of a row for which no step is under way any more."""
-        command = self._tails[0]
-        row = self.rows.get(command.number)
+        command, row = self._tails[0]
         if any(row in step.rows for step in self._in_flight):
             return False
         self._tails.popleft()
         if row is None or row.ended:
             self._saved.port.refuse_tail(command, "the row is gone, has ended or has failed")
             return True
+        self._decoder.take_out(row)
         self._saved.save_tail(row, command)
         return True
+
+    @property
+    def num_prefilled_tokens(self) -> int:
+        """The tokens that rows were fed in chunks, by this engine, in all."""
+        return self._decoder.num_fed_tokens
 
     def _reclaim(self) -> None:
         begun_ns = time.monotonic_ns()
@@ -258,7 +273,7 @@ class EngineWorker:
         row = self.rows[chunk.number]
         for step in self._in_flight:
             self._settle(step)
-        mx.reset_peak_memory()
+        self._allocator.begin_chunk()
         begun_ns = time.monotonic_ns()
         try:
             self._decoder.feed(row, chunk.start, chunk.length)
@@ -268,7 +283,7 @@ class EngineWorker:
         finally:
             self._decoded_since_chunk = False
         self._done_ns = time.monotonic_ns()
-        peak_bytes = mx.get_peak_memory()
+        peak_bytes = self._allocator.chunk_peak_bytes()
         mx.clear_cache()
         self._deliver(
             ChunkDone(
