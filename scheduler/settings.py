@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -25,7 +25,7 @@ from pydantic_settings import (
 from journal.events import KvLimits, Limits, MemoryLimits, ModelFacts
 from scheduler.machine import default_reserve_bytes, total_bytes
 from scheduler.overrides import explain, nested
-from scheduler.sizes import Ceiling, Size
+from scheduler.sizes import Ceiling, Group, Size
 
 NS_PER_MS = 10**6
 NS_PER_S = 10**9
@@ -41,12 +41,6 @@ class ConfigurationError(Exception):
 
 
 Permille = Annotated[int, Field(ge=1, le=1000)]
-
-
-class Group(BaseModel):
-    """A group of settings. A name that it does not have is an error, never ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ServerSettings(Group):

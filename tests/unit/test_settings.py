@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.run import Exit
+from scheduler.service import Service
 from scheduler.settings import ConfigurationError, load_settings
+from tests.loop_driver import arrival_of
+from tests.run_driver import ready, serve, whole
 
 GB = 10**9
 
@@ -80,12 +84,45 @@ def test_limits_of_memory_are_in_the_units_of_the_core() -> None:
     assert (limits.gap_ns, limits.max_age_ns) == (5_000_000, 6_000_000_000)
 
 
+def test_the_largest_settings_can_be_recorded(tmp_path: Path) -> None:
+    largest = {
+        "memory.ceiling": 2**62,
+        "kv.max_bytes": 2**62,
+        "kv.writing_bytes": 2**62,
+        "kv.await_ms": 2**61 // 10**6,
+        "kv.max_age_days": 2**61 // (86_400 * 10**9),
+        "kv.state_every_blocks": 2**40,
+        "memory.wait_limit_s": 2**61 // 10**9,
+        "scheduler.gap_ms": 2**61 // 10**6,
+        "scheduler.token_budget": 2**40,
+        "scheduler.chunk_tokens": 2**40,
+    }
+    settings = load_settings(overrides={"model": "fake", "state": tmp_path, **largest})
+
+    async def talk(service: Service) -> None:
+        await ready(service)
+        stream = service.submit(arrival_of(service.new_request_id(), "hello " * 40, 8))
+        assert (await whole(stream)).end is not None
+
+    assert serve(settings, talk) == Exit(0)
+    assert serve(settings, talk) == Exit(0)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("memory.ceiling", "48 apples"),
         ("memory.ceiling", "0"),
         ("memory.ceiling", True),
+        ("memory.ceiling", "9999999TB"),
+        ("kv.max_bytes", 2**62 + 1),
+        ("kv.reserve_bytes", "99999999TB"),
+        ("kv.await_ms", 2**61 // 10**6 + 1),
+        ("kv.measure_s", 2**61 // 10**9 + 1),
+        ("kv.max_age_days", 2**61 // (86_400 * 10**9) + 1),
+        ("kv.state_every_blocks", 2**40 + 1),
+        ("requests.max_age_s", 10**15),
+        ("scheduler.token_budget", 10**30),
         ("memory.ceiling", 1.5),
         ("memory", {"low_permille": 920}),
         ("memory", {"high_permille": 1000, "emergency_permille": 999}),
