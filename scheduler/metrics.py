@@ -151,9 +151,9 @@ class Metrics:
         self.num_held = len(state.paused)
         self.num_pausing = len(state.pausing)
         self.num_admitted = len(state.admitted)
-        self.num_resuming = sum(
-            state.requests[number].phase is Phase.RESUMING for number in state.admitted
-        )
+        if self.num_resuming:  # most steps have none, and each step comes here
+            rows = [state.requests[number] for number in state.admitted]
+            self.num_resuming = sum(row.phase is Phase.RESUMING for row in rows)
         self.batch_rows = len(state.batch_rows)
         self.reserved_bytes = state.reserved_bytes
         self.num_blocks = len(state.index.blocks)
@@ -185,6 +185,7 @@ class Metrics:
                 self.pauses[event.reason] += 1
             case events.ResumeStarted():
                 self.resumes += 1
+                self.num_resuming += 1
                 self.held_ns.observe(event.held_ns)
             case events.KvDropped():
                 self.kv_drops[event.reason] += 1

@@ -58,6 +58,8 @@ def test_pauses_resumes_and_drops_are_counted() -> None:
     assert found["fermata_requests_resuming"] == 2
     assert found["fermata_held_seconds_count"] == 2
     assert found["fermata_held_seconds_sum"] > 40
+    driver.step(driver.restored("req_b"))
+    assert counted(driver).num_resuming == 1, "of two rows"
 
 
 def test_what_the_allocator_gives_back_is_counted_as_measured_but_never_below_nothing() -> None:
