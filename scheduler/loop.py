@@ -32,10 +32,24 @@ from scheduler.sensors import MAX_EVENTS, Collected, Sensors
 from scheduler.settings import Settings
 from scheduler.state import STATE_VERSION
 from scheduler.streams import Accepted, Rejected, StreamEnd
+from scheduler.waits import has_work
 
 LASTING = (events.RequestFinished, events.ChainPinned)
 
 log = structlog.get_logger(__name__)
+
+
+NO_PROGRESS = (
+    events.MemorySampled,
+    events.StoreMeasured,
+    events.ClockTicked,
+    events.RequestReceived,
+    events.BlocksNamed,
+    events.RequestQueued,
+    events.RequestRejected,
+    events.RequestDeferred,
+)
+"""A step of these alone brings nobody on: they also come while the engine hangs."""
 
 
 class StopNow(Exception):
@@ -43,7 +57,9 @@ class StopNow(Exception):
 
 
 class Loop:
-    """See the module's text. `step` is called by one thread only; `full` is read by others."""
+    """See the module's text. `step` is called by one thread only. Others read `full`, and when a
+    step brought work on last, or found that there is some (`last_step_ns`).
+    """
 
     def __init__(
         self,
@@ -66,6 +82,7 @@ class Loop:
         self.kv: KvStore | None = None
         self.full = False
         self.last_step_ns = self.clock.monotonic_ns()
+        self.had_work = False
         self.snapshot_seq = recovered.snapshot_seq
 
     def begin(
@@ -249,7 +266,9 @@ class Loop:
     def observe(self, records: list[Record], began_ns: int) -> None:
         """Counts what the step was."""
         now_ns = self.clock.monotonic_ns()
-        self.last_step_ns = now_ns
+        if not self.had_work or not all(isinstance(r.event, NO_PROGRESS) for r in records):
+            self.last_step_ns = now_ns
+        self.had_work = has_work(self.state)
         self.metrics.count(self.state, records)
         self.metrics.step_ns.observe(now_ns - began_ns)
 

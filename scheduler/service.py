@@ -220,14 +220,16 @@ class Service:
         return await self._read(lambda: self._history.events(request_id, after_seq, limit))
 
     def readiness(self) -> Readiness:
-        """Whether it takes requests, and whether the loop goes on while work waits."""
+        """Whether it takes requests, and whether work goes on while some waits. What an operator
+        holds does not count as waiting; what waits for memory does.
+        """
         run = self._run
         since_ns = run.loop.last_step_ns
-        if not (run.state.admitted or run.state.waiting):
+        if not run.loop.had_work:
             since_ns = max(since_ns, run.sensors.waits_since_ns)
         age_ms = (time.monotonic_ns() - since_ns) // 1_000_000
         loading = self.served is None or not run.state.engine_ready
-        work_waits = bool(run.state.admitted or run.state.waiting or run.sensors.inbox)
+        work_waits = run.loop.had_work or bool(run.sensors.inbox)
         reason = ""
         if run.is_stopping:
             reason = "server_stopping"

@@ -92,6 +92,13 @@ def may_go_on(request: Request) -> bool:
     return not request.hold and request.held_reason is None
 
 
+def has_work(state: SchedulerState) -> bool:
+    """Whether anybody is worked on, or waits for a row. What an operator holds wants nothing."""
+    if state.admitted or state.waiting:
+        return True
+    return any(may_go_on(state.requests[number]) for number in state.paused)
+
+
 def wait_of(state: SchedulerState, request: Request, line: dict[int, int]) -> Wait | None:
     """Why this open request does not go on; null while the engine works on it."""
     match request.phase:

@@ -39,6 +39,7 @@ def assert_empty(server: RunningServer) -> None:
     view = server.view()
     assert view.requests == []
     assert (view.num_waiting, view.num_admitted, view.reserved_bytes) == (0, 0, 0)
+    assert (view.num_held, view.num_pausing, view.memory.reliefs) == (0, 0, [])
 
 
 @pytest.mark.parametrize("stream", [False, True])

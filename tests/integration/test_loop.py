@@ -350,3 +350,31 @@ def test_decisions_are_those_of_the_state_with_the_facts(monkeypatch: pytest.Mon
     monkeypatch.setattr("scheduler.loop.decide", deciding)
     driver.turn()
     assert seen == [1], "the fact is folded and not committed when decide is asked"
+
+
+def test_only_what_brings_work_on_makes_the_last_step_younger() -> None:
+    driver = LoopDriver(settings=settings_of(memory__ceiling="none"))
+    driver.loop.last_step_ns = 0
+    stream = driver.submit("hello", 20)
+    assert driver.loop.step()
+    assert not driver.state.admitted, "nothing is loaded yet"
+    assert driver.loop.last_step_ns > 0, "there is work from here on"
+    driver.run_until(lambda: len(stream.tokens) > 2)
+    driver.loop.last_step_ns = 0
+    reading = events.MemorySampled(
+        active_bytes=1, cached_bytes=1, peak_bytes=1, process_bytes=1, available_bytes=1
+    )
+    driver.sensors.deliver_fact(reading)
+    driver.submit("another", 20)
+    driver.submit("a third " * 50_000)
+    assert driver.loop.step()
+    seqs = [r.seq for r in driver.journal.read() if isinstance(r.event, events.RequestAdmitted)]
+    assert len(seqs) == 2
+    assert driver.loop.last_step_ns > 0, "an admission is progress"
+    driver.loop.last_step_ns = 0
+    driver.sensors.deliver_fact(reading)
+    driver.submit("a fourth " * 50_000)
+    assert driver.loop.step()
+    assert driver.loop.last_step_ns == 0, "a reading and a refusal are none"
+    driver.run_until(lambda: len(stream.tokens) > 4)
+    assert driver.loop.last_step_ns > 0
