@@ -12,11 +12,17 @@ from typing import Any
 import httpx
 
 from journal import events
-from scheduler.engine.base import EngineCommand, MemoryReading, MemoryReturned, ReclaimMemory
+from scheduler.engine.base import (
+    EngineCommand,
+    MemoryReading,
+    MemoryReturned,
+    ReclaimMemory,
+    RunChunk,
+)
 from scheduler.engine.fake import FakeEngine, FakeSource
 from scheduler.engine.model import ModelDescription
 from scheduler.settings import FakeSettings
-from tests.integration.http_server import RunningServer, running
+from tests.integration.http_server import TIMEOUT_S, RunningServer, running
 from tests.integration.kv_serving import recorded
 
 MB = 10**6
@@ -46,20 +52,32 @@ ACTIONS = (
 class PressedEngine(FakeEngine):
     """`usages` are what the next readings come to, in bytes in use; after them it is `usage_bytes`,
     or what the engine itself uses where that is more. `kept_bytes` are in the allocator's cache
-    until they are asked for.
+    until they are asked for. `seen` is released by each reading; no chunk is fed while `gate` is
+    closed.
     """
 
     usages: deque[int] = field(default_factory=deque[int])
     usage_bytes: int = 0
     kept_bytes: int = 0
     num_readings: int = 0
+    seen: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gate.set()
 
     def read_memory(self) -> MemoryReading:
         self.num_readings += 1
+        self.seen.release()
         found = super().read_memory()
         used_bytes = self.usages.popleft() if self.usages else self.usage_bytes
         active_bytes = max(found.active_bytes, used_bytes)
         return MemoryReading(active_bytes, self.kept_bytes, active_bytes)
+
+    def run_chunk(self, command: RunChunk) -> None:
+        assert self.gate.wait(TIMEOUT_S)
+        super().run_chunk(command)
 
     def obey(self, command: EngineCommand) -> None:
         if not isinstance(command, ReclaimMemory):
@@ -93,7 +111,7 @@ class Pressed:
 
     @property
     def engine(self) -> PressedEngine:
-        assert self.source.made.wait(20)
+        assert self.source.made.wait(TIMEOUT_S)
         return self.source.engine
 
     @property

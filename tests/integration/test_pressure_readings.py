@@ -6,7 +6,7 @@ import pytest
 
 from journal import events
 from journal.reader import JournalReader
-from tests.integration.http_server import running
+from tests.integration.http_server import TIMEOUT_S, running
 from tests.integration.kv_serving import recorded, wait_for
 from tests.integration.pressed import ACTIONS, MB, Pressed, pressed
 
@@ -84,6 +84,18 @@ def test_the_allocator_gives_back_what_it_keeps_while_rows_decode(tmp_path: Path
     assert [number for numbers in left for number in numbers] == [1, 2], "only at their ends"
     ends = recorded(tmp_path, events.RequestFinished)
     assert [end.num_output_tokens for end in ends] == [200, 200]
+
+
+def test_memory_is_read_also_while_the_engine_is_at_work(tmp_path: Path) -> None:
+    with pressed(tmp_path) as server:
+        server.engine.gate.clear()
+        answer = server.send(4)
+        wait_for(tmp_path, events.PrefillChunkPlanned)
+        before = server.engine.num_readings
+        for _ in range(before + 5):
+            assert server.engine.seen.acquire(timeout=TIMEOUT_S), "nothing else wakes the loop"
+        server.engine.gate.set()
+        assert answer.result().status_code == 200
 
 
 def test_by_default_the_ceiling_is_the_machines_and_its_numbers_are_recorded(

@@ -9,6 +9,7 @@ import pytest
 from journal.errors import JournalBroken, JournalFull, JournalLocked
 from journal.journal import Journal
 from scheduler.engine.fake import FakeEngine
+from scheduler.machine import total_bytes
 from scheduler.memory import chunk_bytes, row_bytes, size_text
 from scheduler.run import Exit
 from scheduler.service import Saturated, Service
@@ -99,6 +100,41 @@ def test_a_ceiling_below_which_nothing_fits_is_status_2(
     if status:
         assert ended.message.startswith("the ceiling is ")
         assert f"the smallest request {size_text(row_bytes(facts, 2))}" in ended.message
+
+
+def test_a_machine_on_which_nothing_fits_is_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.settings.total_bytes", lambda: 1_500_000)
+    monkeypatch.setattr("scheduler.machine.total_bytes", lambda: 1_500_000)
+
+    async def talk(service: Service) -> None:
+        await service.ended()
+
+    ended = serve(settings_in(tmp_path, memory__ceiling="auto"), talk)
+    assert ended.status == 2
+    assert ended.message.startswith("the ceiling is 1.1MB, but model fake needs ")
+    assert ended.message.endswith(": raise --ceiling")
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise PermissionError("no /proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", broken)
+    total_bytes.cache_clear()
+
+    async def talk(service: Service) -> None:
+        await service.ended()
+
+    ended = serve(settings_in(tmp_path, memory__ceiling="auto"), talk)
+    assert ended.status == 2
+    assert ended.message == (
+        "memory.ceiling is auto, and the machine's memory cannot be read (no /proc/meminfo): "
+        "set it to a size"
+    )
 
 
 def test_weights_that_cannot_be_loaded_are_status_2(state_folder: Path) -> None:
