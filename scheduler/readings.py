@@ -82,9 +82,9 @@ def row_left(state: SchedulerState, number: int, freed_bytes: int) -> None:
     freed = max(0, freed_bytes)
     state.memory.active_bytes = max(0, state.memory.active_bytes - freed)
     state.memory.cached_bytes += freed
+    state.memory.futile = False
     if any(relief.number == number for relief in state.reliefs):
         state.reliefs = [relief for relief in state.reliefs if relief.number != number]
-        state.memory.futile = False
         begin_anew(state)
 
 
