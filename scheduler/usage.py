@@ -87,12 +87,11 @@ def firm_bytes(state: SchedulerState) -> int:
 
 def lasting_bytes(state: SchedulerState) -> int:
     """What is in use and does not go away by itself: weights, rows as they are and the chunk, or
-    the reading less blocks in memory and in the writers' hands. Over this a row that is alone may
-    be dropped.
+    the reading less rows that leave, blocks in memory and in the writers' hands. Over this a row
+    that is alone may be dropped.
     """
     assert state.model is not None
     rows = sum(row_now_bytes(state, state.requests[number]) for number in state.admitted)
-    leaving = sum(state.leaving.values())
-    analytic = state.model.weights_bytes + rows + leaving + transient_bytes(state)
-    passing = state.index.hot_bytes + state.index.writing_bytes
+    analytic = state.model.weights_bytes + rows + transient_bytes(state)
+    passing = state.index.hot_bytes + state.index.writing_bytes + sum(state.leaving.values())
     return max(analytic, state.memory.active_bytes - passing)
