@@ -21,6 +21,7 @@ from scheduler import chains, holding, leases, readings, runs
 from scheduler.leaving import back_to_waiting, forget_marks, leave_engine
 from scheduler.request import WITH_ROW, Phase, Request, enter
 from scheduler.state import Chunk, SchedulerState
+from scheduler.usage import row_now_bytes
 
 
 def fold(state: SchedulerState, records: Iterable[Record]) -> None:
@@ -91,7 +92,7 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
         case events.RequestCancelled() as event:
             end(state, event.request_id, "request_cancelled")
         case events.RequestAborted() as event:
-            end(state, event.request_id, "request_aborted")
+            request_aborted(state, event)
         case _:
             if isinstance(record.event, holding.HoldEvent):
                 holding.dispatch(state, record.event)
@@ -257,6 +258,14 @@ def request_retried(state: SchedulerState, event: events.RequestRetried) -> None
     request.retries = event.retry
     leave_engine(state, request)
     back_to_waiting(state, request)
+
+
+def request_aborted(state: SchedulerState, event: events.RequestAborted) -> None:
+    """One that is given up for memory gives its row back: an action like others."""
+    if event.reason == "memory":
+        request = state.requests[event.number]
+        readings.act(state, "abort", row_now_bytes(state, request), event.number)
+    end(state, event.request_id, "request_aborted")
 
 
 def end(state: SchedulerState, request_id: str, kind: str) -> None:
