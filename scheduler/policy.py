@@ -271,12 +271,17 @@ def is_restoring(request: Request, draft: Draft) -> bool:
 
 
 def make_place_for_chunk(state: SchedulerState, draft: Draft) -> None:
-    """A request is held when the next chunk has no room beside the others."""
+    """A request is held when the next chunk has no room beside the others, and will have none when
+    the writers are done.
+    """
     if memory_of(state) is None or not prefilling_requests(state, draft):
         return
     draft.batch_is_empty = not next_batch(state, draft)[0]
     chunk = next_chunk(state, draft)
-    if chunk is not None and not chunk_fits(state, chunk.request, chunk.start + chunk.length):
+    if chunk is None:
+        return
+    end, writing_bytes = chunk.start + chunk.length, state.index.writing_bytes
+    if not chunk_fits(state, chunk.request, end, writing_bytes):
         make_place(state, draft)
 
 

@@ -246,8 +246,12 @@ def give_up(state: SchedulerState, draft: Draft, request: Request) -> None:
 # A chunk that has no room
 
 
-def chunk_fits(state: SchedulerState, request: Request, end_tokens: int) -> bool:
-    """Whether the row may grow so far: under the ceiling with all the others, or alone."""
+def chunk_fits(
+    state: SchedulerState, request: Request, end_tokens: int, passing_bytes: int = 0
+) -> bool:
+    """Whether the row may grow so far: under the ceiling with all the others, or alone; once so
+    many bytes have gone by themselves.
+    """
     limits = memory_of(state)
     if limits is None or state.memory.ceiling_bytes is None:
         return True
@@ -259,7 +263,7 @@ def chunk_fits(state: SchedulerState, request: Request, end_tokens: int) -> bool
     grows = row_bytes(model, end_tokens) - row_hold_bytes(state, request)
     transient = model.transient_bytes_per_token * length
     total = model.weights_bytes + rows_bytes(state) + max(0, grows) + transient
-    return total <= mark_bytes(state, limits.emergency_permille)
+    return total - passing_bytes <= mark_bytes(state, limits.emergency_permille)
 
 
 def make_place(state: SchedulerState, draft: Draft) -> None:
