@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from journal import events
-from journal.events import AnyEvent, Decision, Limits, MemoryLimits, ModelFacts
+from journal.events import AnyEvent, Decision, Limits, ModelFacts
 from scheduler.request import Phase
-from tests.unit.core_driver import LIMITS, MEMORY, MODEL, kinds
+from tests.unit.core_driver import LIMITS, MEMORY, MODEL, kinds, only
 from tests.unit.kv_driver import BLOCK, KV, KvDriver
 
 CEILING = 2_000_000
@@ -25,7 +25,7 @@ SMALL = msgspec.structs.replace(MODEL, kv_step_tokens=BLOCK)
 HOLD_MEMORY = msgspec.structs.replace(MEMORY, growth_tokens=16)
 
 
-def hold_limits(limits: Limits = LIMITS, **changes: object) -> Limits:
+def hold_limits(limits: Limits = LIMITS, /, **changes: object) -> Limits:
     """Limits with saved KV and marks; `changes` are of memory, of saved KV, or of the rest."""
     fields = {"kv": KV, "memory": HOLD_MEMORY, "ceiling_bytes": CEILING}
     for name, value in changes.items():
@@ -142,17 +142,30 @@ class HoldDriver(KvDriver):
         self.come_to_rest(name)
 
 
-def marks(**changes: object) -> MemoryLimits:
-    """The limits of memory with what is to be different."""
-    return msgspec.structs.replace(HOLD_MEMORY, **changes)
-
-
 def phases(driver: HoldDriver) -> dict[str, str]:
     """Where each open request is."""
     return {r.request_id: r.phase.value for r in driver.state.requests.values()}
 
 
-def reasons(decisions: Sequence[AnyEvent]) -> list[tuple[str, str]]:
-    """Kind and reason of the decisions that have one."""
-    found = zip(kinds(decisions), decisions, strict=True)
-    return [(kind, event.reason) for kind, event in found if hasattr(event, "reason")]  # pyright: ignore[reportAttributeAccessIssue]
+def running(*chains: str, **changes: object) -> HoldDriver:
+    """Requests with these chains in the batch."""
+    driver = HoldDriver(hold_limits(**changes))
+    driver.decode(*chains)
+    return driver
+
+
+def victims(decisions: Sequence[AnyEvent]) -> list[int]:
+    """Whose pause begins."""
+    return [d.number for d in only(decisions, events.PauseStarted)]
+
+
+def decoded(driver: HoldDriver, times: int) -> None:
+    """So many steps of all rows, and what they save."""
+    for _ in range(times):
+        driver.step(driver.decoded())
+    driver.save_all()
+
+
+def long_chain(num_blocks: int) -> str:
+    """A chain of so many blocks, unlike one of another length."""
+    return "".join(chr(1_000 * num_blocks + number) for number in range(num_blocks))

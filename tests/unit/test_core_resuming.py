@@ -9,7 +9,7 @@ from scheduler.admission import MAX_OVERTAKEN_NS
 from scheduler.request import Phase
 from scheduler.resuming import MAX_RESUMED
 from tests.unit.core_driver import kinds, only
-from tests.unit.hold_driver import FINE, SMALL, HoldDriver, hold_limits, phases
+from tests.unit.hold_driver import FINE, HoldDriver, hold_limits, phases
 from tests.unit.kv_driver import STATEFUL, ready
 
 STATEFUL_SMALL = msgspec.structs.replace(STATEFUL, kv_step_tokens=16)
@@ -407,4 +407,3 @@ def test_model_without_marks_goes_on_by_its_reservations() -> None:
     driver.decode("y")
     assert begun(driver.release("req_a")) == [1]
     assert driver.state.reserved_bytes == 2 * 128_000
-    assert SMALL.kv_step_tokens == 16
