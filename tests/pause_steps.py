@@ -197,11 +197,19 @@ class HoldingSteps(Steps[SomeJournal]):
         left = BatchChanged(batch=self.num_batches, numbers=self.batch, joined=(), left=(number,))
         return self.decide(pause_started(number, reason), left)
 
+    def join_again(self, number: int) -> list[Record]:
+        """A row that has all its tokens decodes."""
+        self.batch += (number,)
+        self.num_batches += 1
+        joined = BatchChanged(batch=self.num_batches, numbers=self.batch, joined=(number,), left=())
+        return self.decide(joined)
+
     def late_token(self, number: int, token: int) -> list[Record]:
         """The step that was launched before the row left its batch."""
         rows, self.batch = self.batch, (*self.batch, number)
         event, tokens = self.decoded({number: [token]}, {})
         self.batch = rows
+        self.to_prefill[number] = self.to_prefill.get(number, 0) + 1
         return self.commit([event], [], SideRows(tokens={0: tokens}))
 
     def end_pause(self, number: int, names: Sequence[str]) -> list[Record]:

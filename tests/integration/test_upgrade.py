@@ -16,8 +16,10 @@ from journal import audit
 from journal.database import make_engine
 from journal.files import make_private
 from journal.journal import Journal
+from journal.migration import fold_again
 from journal.reader import JournalReader
-from tests.journal_steps import Steps, request_id, run_sql
+from tests.journal_steps import Steps, request_id, run_of, run_sql
+from tests.pause_steps import decoding, hold, sample
 
 RENAMED = {"0001": {"num_prefilled_tokens": "num_fed_tokens"}, "0002": {}}
 """What a column is called now, by the revision that called it otherwise."""
@@ -122,3 +124,20 @@ def test_an_upgraded_journal_goes_on(old: Path) -> None:
     steps.finish(2, [23], 3)
     assert journal.verify() == []
     journal.close()
+
+
+def test_what_was_carried_is_folded_again(tmp_path: Path) -> None:
+    """As a later schema will do it: nothing of a held request is lost."""
+    held = decoding(tmp_path)
+    hold(held)
+    held.compact()
+    held("know", sample())
+    for statement in (
+        "DELETE FROM pin",
+        "DELETE FROM block",
+        "DELETE FROM memory_sample",
+        "UPDATE minute SET num_pauses = 0",
+    ):
+        run_sql(held.file.journal, statement)
+    fold_again(run_of(held.file.journal))
+    held.close()

@@ -13,12 +13,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from journal import tables
 from journal.journal import Journal
 from journal.memory import MemoryJournal
-from journal.queries import find_request
+from journal.queries import find_request, select_rows
+from journal.rows import PauseRow, PinRow, SampleRow
 from journal.tokens import Logprobs
 from tests import journal_steps
-from tests.journal_steps import SECOND_NS, Steps, request_id
+from tests.journal_steps import SECOND_NS, request_id
+from tests.pause_steps import HoldingSteps, sample
 
 token_ids = st.integers(0, 2**32 - 1)
 
@@ -33,13 +36,18 @@ class Twins(RuleBasedStateMachine):
         self.gather_steps = gather_steps
         for file in self.folder.iterdir():
             file.unlink()
-        self.file = Steps(self.open())
-        self.memory = Steps(MemoryJournal())
-        self.num_requests = 0
-        self.outputs: dict[int, list[int]] = {}
+        self.file = HoldingSteps(self.open())
+        self.memory = HoldingSteps(MemoryJournal())
+        self.pausing: list[int] = []
+        self.paused: list[int] = []
+        self.num_requests = 2
+        self.outputs: dict[int, list[int]] = {1: [], 2: []}
         self.both = (self.file, self.memory)
         for steps in self.both:
             steps.start()
+            steps.receive(1)
+            steps.receive(2)
+            steps.join(1, 2)
 
     def open(self) -> Journal:
         return Journal.open(self.folder, gather_steps=self.gather_steps)
@@ -80,12 +88,45 @@ class Twins(RuleBasedStateMachine):
         for steps in self.both:
             steps.finish(number, [token], len(self.outputs[number]))
 
+    @precondition(lambda self: self.file.batch)
+    @rule(data=st.data())
+    def begin_pause(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(self.file.batch))
+        self.pausing.append(number)
+        for steps in self.both:
+            steps.begin_pause(number)
+
+    @precondition(lambda self: self.pausing)
+    @rule(token=token_ids)
+    def end_pause(self, token: int) -> None:
+        """The step under way brings a token before the row is gone."""
+        number = self.pausing.pop()
+        self.paused.append(number)
+        self.outputs[number].append(token)
+        for steps in self.both:
+            steps.late_token(number, token)
+            steps.end_pause(number, [])
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def resume(self) -> None:
+        number = self.paused.pop(0)
+        for steps in self.both:
+            steps.resume(number, 0, steps.to_prefill[number])
+            steps.join_again(number)
+
+    @rule(active_bytes=st.integers(0, 10**12))
+    def sample(self, active_bytes: int) -> None:
+        for steps in self.both:
+            steps.know(sample(active_bytes))
+
     @rule()
     def kill(self) -> None:
         self.file.journal.close()
         self.file.journal = self.open()
         self.memory.journal.reopen()
-        rows = self.file.batch
+        rows = (*self.file.batch, *self.pausing)
+        self.pausing = []
         for steps in self.both:
             steps.batch = ()
             steps.start()
@@ -124,6 +165,13 @@ class Twins(RuleBasedStateMachine):
         run = journal_steps.run_of(self.file.journal)
         for number, row in self.memory.journal.requests.items():
             assert find_request(run, request_id(number)) == row
+        memory = self.memory.journal
+        pauses = select_rows(run, tables.pause, PauseRow, "")
+        assert {row.pause_seq: row for row in pauses} == memory.pauses
+        pins = select_rows(run, tables.pin, PinRow, "")
+        assert {row.number: row for row in pins} == memory.pins
+        samples = select_rows(run, tables.memory_sample, SampleRow, "")
+        assert {row.seq: row for row in samples} == memory.samples
 
     def teardown(self) -> None:
         assert self.file.journal.verify() == []
