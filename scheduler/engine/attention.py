@@ -99,14 +99,15 @@ class RaggedBatch:
 
     def dissolve(self) -> list[mx.array]:
         """Gives each row its recurrent state back, as arrays of its own: a slice would keep the
-        state of all rows alive. So does an array that is still lazy: the caller evaluates what is
-        returned.
+        state of all rows alive, and so would `mx.contiguous` where they are small. So does an array
+        that is still lazy: the caller evaluates what is returned.
         """
         given_back: list[mx.array] = []
         for gathered, caches in self._states:
             for row, cache in enumerate(caches):
+                index = mx.array([row])
                 cache.cache = [
-                    None if array is None else mx.contiguous(array[row : row + 1])
+                    None if array is None else mx.take(array, index, axis=0)
                     for array in gathered.cache
                 ]
                 given_back += [array for array in cache.cache if array is not None]
