@@ -9,6 +9,7 @@ from typing import TypeVar
 from scheduler.engine.base import (
     EngineCommand,
     EngineResult,
+    KvPort,
     ReleaseStep,
     RunChunk,
     SetBatch,
@@ -68,13 +69,15 @@ class Driver:
 
     model: TinyModel
     end_of_turn_ids: Sequence[int] = ()
+    kv: KvPort | None = None
     results: list[EngineResult] = field(default_factory=list[EngineResult])
     num_batches: int = 0
     num_chunks: int = 0
 
     def __post_init__(self) -> None:
         tokenizer = LetterTokenizer(self.end_of_turn_ids)
-        self.worker = EngineWorker(self.model.loaded(), self.results.append, tokenizer)
+        loaded, deliver = self.model.loaded(), self.results.append
+        self.worker = EngineWorker(loaded, deliver, tokenizer, self.kv)
 
     def work(self, *commands: EngineCommand) -> None:
         """Hands the commands over and works until nothing is left to do."""
