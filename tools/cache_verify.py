@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from journal import audit
-from journal.audit import BlockFigures
+from journal.audit import BlockFigures, Pin
 from journal.errors import JournalError
 from journal.files import journal_file
 from journal.reader import JournalReader
-from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile
+from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile, TailFile
 from scheduler.kvcache.store import BlockStore, ReadFailed
 
 SOUND, FINDINGS, UNUSABLE = 0, 1, 2
@@ -57,27 +57,45 @@ def run(state: Path, *, as_json: bool) -> int:
 def verify(reader: JournalReader, store: BlockStore) -> Report:
     """Reads every file that the journal knows to be on disk."""
     report = Report()
-    for block in audit.blocks(reader):
-        for file, num_bytes in files_of(block):
-            if block.saved_at is None:
-                continue
-            report.num_files += 1
-            found = store.verify(file)
-            report.num_bytes += 0 if isinstance(found, ReadFailed) else found
-            wrong = finding_of(found, num_bytes)
-            if wrong is not None and still_there(reader, block, file):
-                report.findings.append(f"{file.path}: {wrong}")
+    for file, num_bytes in known_files(reader):
+        if num_bytes is None:
+            continue
+        report.num_files += 1
+        found = store.verify(file)
+        report.num_bytes += 0 if isinstance(found, ReadFailed) else found
+        wrong = finding_of(found, num_bytes)
+        if wrong is not None and still_there(reader, file):
+            report.findings.append(f"{file.path}: {wrong}")
     found_now = set(paths_in(store.folder))
-    known = {file.path for block in audit.blocks(reader) for file, _ in files_of(block)}
+    known = {file.path for file, _ in known_files(reader)}
     report.unknown = sorted(p for p in found_now - known if (store.folder / p).is_file())
     return report
 
 
-def files_of(block: BlockFigures) -> Iterator[tuple[KeptFile, int]]:
-    """The files of a block with their recorded sizes."""
-    yield BlockFile(block.domain, block.hash), block.block_bytes
+KnownFile = tuple[KeptFile, int | None]
+"""A file with its recorded size; without one while it is being written."""
+
+
+def known_files(reader: JournalReader) -> Iterator[KnownFile]:
+    """Blocks and states, and what held requests have behind their blocks."""
+    for block in audit.blocks(reader):
+        yield from files_of(block)
+    for pin in audit.pins(reader):
+        yield from tail_of(pin)
+
+
+def files_of(block: BlockFigures) -> Iterator[KnownFile]:
+    """The files of a block."""
+    num_bytes = None if block.saved_at is None else block.block_bytes
+    yield BlockFile(block.domain, block.hash), num_bytes
     if block.state_bytes:
         yield StateFile(block.domain, block.hash), block.state_bytes
+
+
+def tail_of(pin: Pin) -> Iterator[KnownFile]:
+    """The file of a held request, if it has one."""
+    if pin.tail_bytes:
+        yield TailFile(pin.domain, pin.request_id, pin.num_tokens), pin.tail_bytes
 
 
 def finding_of(found: int | ReadFailed, num_bytes: int) -> str | None:
@@ -87,10 +105,14 @@ def finding_of(found: int | ReadFailed, num_bytes: int) -> str | None:
     return None if found == num_bytes else f"it has {found} bytes, the journal says {num_bytes}"
 
 
-def still_there(reader: JournalReader, block: BlockFigures, file: KeptFile) -> bool:
+def still_there(reader: JournalReader, file: KeptFile) -> bool:
     """Whether the journal still says that the file is there."""
-    now = audit.block(reader, block.hash)
-    return now is not None and any(file == known for known, _ in files_of(now))
+    if isinstance(file, TailFile):
+        known = [known for pin in audit.pins(reader) for known, _ in tail_of(pin)]
+    else:
+        block = audit.block(reader, file.hash)
+        known = [] if block is None else [known for known, _ in files_of(block)]
+    return file in known
 
 
 def paths_in(folder: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ import csv
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -143,6 +144,30 @@ def test_verify_calls_nothing_unknown_that_the_server_saves_or_removes_meanwhile
     with JournalReader.open(server.folder) as reader:
         report = cache_verify.verify(reader, BlockStore(server.folder / "kv"))
     assert (report.num_files, report.unknown) == (NUM_BLOCKS, [])
+
+
+def test_verify_reads_what_held_requests_have_behind_their_blocks(
+    state_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"model": "default", "prompt": "held " * 30, "max_tokens": 400, "ignore_eos": True}
+    with (
+        running(state_folder, kv={**KV, "block_tokens": 1024}, fake={"step_ms": 5}) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(server.http.post, "/v1/completions", json=body)
+        request_id = server.wait_for_phase("decoding")
+        assert server.http.post(f"/v1/requests/{request_id}/pause").status_code == 200
+        (tail,) = (state_folder / "kv").rglob("tails/*")
+        assert cache_verify.run(state_folder, as_json=True) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["num_files"], report["num_bytes"]) == (1, tail.stat().st_size)
+        assert report["unknown"] == []
+        flip(tail)
+        assert cache_verify.run(state_folder, as_json=False) == 1
+        assert capsys.readouterr().out.startswith(f"{tail.relative_to(state_folder / 'kv')}: ")
+        server.http.delete(f"/v1/requests/{request_id}")
+        assert asked.result().status_code == 410
+    assert cache_verify.run(state_folder, as_json=False) == 0
 
 
 def test_verify_takes_the_journal_in_place_of_its_folder(
