@@ -128,9 +128,11 @@ def is_at_work(state: SchedulerState, draft: Draft, request: Request) -> bool:
 
 
 def missing(state: SchedulerState, draft: Draft, request: Request) -> list[str]:
-    """The whole blocks of the row that are neither on disk nor on their way there."""
+    """The whole blocks before its tail that are neither on disk nor on their way there."""
     index = state.index
-    num_blocks = num_full_blocks(state, request, cached_tokens(request, draft))
+    num_blocks = request.chain_blocks
+    if not request.tail_planned:
+        num_blocks = num_full_blocks(state, request, cached_tokens(request, draft))
     there = (index.blocks, index.writing, draft.saving)
     return [
         name for name in request.hashes[:num_blocks] if not any(name in names for names in there)
@@ -149,15 +151,13 @@ def why_not_saved(state: SchedulerState, draft: Draft, request: Request) -> Drop
         return "not_saved"
     if request.save_failure is not None:
         return save_failure(request)
-    if request.tail_planned or kv is None:
-        return None
-    if index.stopped is not None:
-        return "disk_full" if index.stopped == "disk_full" else "io_error"
     names = missing(state, draft, request)
+    if index.stopped is not None and (names or not request.tail_planned):
+        return "disk_full" if index.stopped == "disk_full" else "io_error"
     unsaved = {request.hashes[number] for number in request.unsaved}
     if request.number not in draft.committed and any(name not in unsaved for name in names):
         return "not_saved"
-    if names and not is_moving(state, draft, kv):
+    if names and (kv is None or not is_moving(state, draft, kv)):
         return "not_saved"
     return None
 
@@ -198,9 +198,7 @@ def pin(state: SchedulerState, draft: Draft, request: Request) -> None:
         return  # the tail, or the token of the step that was under way, is still to come
     names = request.hashes[: request.chain_blocks]
     if not all(name in state.index.blocks for name in names):
-        if any(is_lost(state, draft, request, name) for name in names):
-            drop(state, draft, request, "not_saved", reason_of(request))
-        return
+        return  # the rest is on its way
     draft.pinned = True
     draft.decisions.append(
         events.ChainPinned(
@@ -214,14 +212,6 @@ def pin(state: SchedulerState, draft: Draft, request: Request) -> None:
     )
     draft.decisions.append(paused(state, draft, request, reason_of(request)))
     draft.ended.add(request.number)
-
-
-def is_lost(state: SchedulerState, draft: Draft, request: Request, name: str) -> bool:
-    """Whether a block is not there, and will not come."""
-    index = state.index
-    comes = name in index.blocks or name in index.writing or name in draft.saving
-    has_row = request.number in state.admitted
-    return not comes and not (has_row and name in [request.hashes[n] for n in request.unsaved])
 
 
 def drop(
