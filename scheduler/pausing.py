@@ -140,7 +140,11 @@ def missing(state: SchedulerState, draft: Draft, request: Request) -> list[str]:
 
 
 def has_old_tail(state: SchedulerState, request: Request) -> bool:
-    """Whether the file of an earlier tail is still to be unlinked: its name may come again."""
+    """Whether an earlier tail is still being written, or its file to be unlinked: its name may come
+    again.
+    """
+    if request.number in state.index.writing_tails:
+        return True
     return any(is_tail(name) and name.startswith(request.request_id) for name in state.index.bad)
 
 
