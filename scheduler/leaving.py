@@ -35,6 +35,7 @@ def back_to_waiting(state: SchedulerState, request: Request) -> None:
     forget_pause(request)
     request.num_memory_tokens = 0
     request.num_disk_tokens = 0
+    request.saved_tokens = -1
     request.resumed_tokens = None
     insort(state.waiting, request.number)
 
