@@ -169,3 +169,18 @@ def decoded(driver: HoldDriver, times: int) -> None:
 def long_chain(num_blocks: int) -> str:
     """A chain of so many blocks, unlike one of another length."""
     return "".join(chr(1_000 * num_blocks + number) for number in range(num_blocks))
+
+
+def paused(*chains: str, limits: Limits | None = None) -> HoldDriver:
+    """Requests with these chains, all of them held by hand."""
+    driver = HoldDriver(limits)
+    driver.decode(*chains)
+    for name in [r.request_id for r in driver.state.requests.values()]:
+        driver.pause(name)
+    return driver
+
+
+def release_all(driver: HoldDriver) -> list[Decision]:
+    """Releases everybody in one step."""
+    names = [r.request_id for r in driver.state.requests.values() if r.hold]
+    return driver.step(*(events.ReleaseRequested(request_id=name) for name in names))

@@ -114,6 +114,7 @@ def test_no_more_blocks_go_than_needed() -> None:
     driver = running("abcdefgh", memory_bytes=1_000_000)
     [shrunk] = driver.press(1_840_000)
     assert isinstance(shrunk, events.TierShrunk)
+    assert shrunk.usage_bytes is not None
     assert shrunk.usage_bytes - shrunk.freed_bytes < 1_760_000
     assert shrunk.usage_bytes - shrunk.freed_bytes + 16_000 >= 1_760_000
     assert driver.state.index.hot_bytes == 128_000 - shrunk.freed_bytes
