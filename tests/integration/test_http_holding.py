@@ -79,6 +79,10 @@ def test_held_request_goes_on_to_the_end_that_it_would_have_had(
         assert view["wait"]["reason"] == "operator"
         assert (view["row_bytes"], view["reserved_bytes"]) == (0, 0)
         assert view["num_known_tokens"] == 330 + view["num_output_tokens"]
+        assert view["num_pinned_blocks"] == view["num_saved_tokens"] // 64
+        if phase == "decoding":
+            assert view["num_saved_tokens"] == view["num_known_tokens"] - 1, "one is pending"
+            assert view["tail_bytes"] > 0
         counts = server.view()
         assert (counts.num_held, counts.num_admitted, counts.batch_rows) == (1, 0, 0)
         assert server.samples()["fermata_requests_held"] == 1
@@ -99,6 +103,9 @@ def test_held_request_goes_on_to_the_end_that_it_would_have_had(
     found = server.samples()
     assert found["fermata_pauses_total,operator"] == 1
     assert found["fermata_resumes_total"] == 1
+    assert not [name for name in found if name.startswith("fermata_kv_drops")]
+    if phase == "decoding":
+        assert found["fermata_fed_tokens_total"] == 2 * 329, "nothing was computed again"
     assert found["fermata_held_seconds_count"] == 1
     assert found["fermata_requests_held"] == 0
 
@@ -216,6 +223,32 @@ def test_client_that_leaves_while_its_request_is_held_is_noticed(
     cache = server.http.get("/v1/cache").json()
     assert cache["num_used_blocks"] == cache["num_blocks"] - 1, "a chain, and nothing pins its end"
     assert server.samples()["fermata_requests_held"] == 0
+
+
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("phase", ["pausing", "resuming"])
+def test_client_that_leaves_on_the_way_is_noticed_while_disk_stands_still(
+    server: RunningServer,
+    held_writers: threading.Event,
+    held_readers: threading.Event,
+    phase: str,
+    stream: bool,
+) -> None:
+    connection = send(server, ASKED | {"stream": stream}, TEXT)
+    request_id = server.wait_for_phase("decoding")
+    assert hold(server, request_id).status_code == 202
+    server.wait_for_phase("pausing")
+    if phase == "resuming":
+        held_writers.set()
+        server.wait_for_phase("paused")
+        release(server, request_id)
+        server.wait_for_phase("resuming")
+    connection.close()
+    assert_cancelled(server, request_id)
+    held_writers.set()
+    held_readers.set()
+    assert_empty(server)
 
 
 def test_held_request_is_cancelled_at_once(server: RunningServer) -> None:
