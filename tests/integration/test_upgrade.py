@@ -140,4 +140,5 @@ def test_what_was_carried_is_folded_again(tmp_path: Path) -> None:
     ):
         run_sql(held.file.journal, statement)
     fold_again(run_of(held.file.journal))
+    assert held.file.journal.verify() == []
     held.close()

@@ -4,9 +4,9 @@ from collections import Counter
 from itertools import groupby
 from random import Random
 
-from journal.events import Record
+from journal.events import Record, RequestFinished
 from journal.rebuild import EMPTY, Rebuild
-from journal.rows import PinRow, RequestRow
+from journal.rows import Changes, PinRow, RequestRow
 from scheduler.evolve import fold
 from scheduler.request import Phase, Request
 from scheduler.state import SchedulerState
@@ -48,6 +48,7 @@ class Check:
                 changes = rebuild.apply(record)
                 if changes is not None:
                     self.seen.update(pause.outcome for pause in changes.pauses.values())
+                    self.same_end(record, changes)
             rows = rebuild.projection.open_rows()
             assert [row.number for row in rows.requests] == list(state.requests)
             paused = [row.number for row in rows.pauses if row.paused_ns is not None]
@@ -67,6 +68,15 @@ class Check:
             names = ["phase", "num_pauses"]
         for name in names:
             assert getattr(row, name) == getattr(request, name), (request.request_id, name)
+
+    def same_end(self, record: Record, changes: Changes) -> None:
+        """The end of a request says where its prompt came from, and so does its row."""
+        event = record.event
+        if isinstance(event, RequestFinished):
+            row = changes.requests[event.number]
+            self.seen["held and finished"] += bool(row.num_pauses)
+            for name in ("num_memory_tokens", "num_disk_tokens", "num_prefilled_tokens"):
+                assert getattr(row, name) == getattr(event, name), (event.request_id, name)
 
     def same_pin(self, pin: PinRow, request: Request, rebuild: Rebuild) -> None:
         assert (pin.num_tokens, pin.domain) == (request.saved_tokens, request.pin_domain)
@@ -88,4 +98,5 @@ def test_rows_follow_the_scheduler() -> None:
         check.story(tell(seed).driver.records)
         check.story(tell_of_deaths(seed).driver.records)
     assert {*Phase} - check.seen.keys() == {"finished", "cancelled", "aborted", "rejected"}
-    assert {"resumed", "ended", "given_up", "open", "pin"} <= check.seen.keys()
+    wanted = {"resumed", "ended", "given_up", "open", "pin", "held and finished"}
+    assert wanted <= check.seen.keys()
