@@ -170,6 +170,7 @@ class Row:
     """A row of the fake engine."""
 
     tokens: "array[int]"
+    state: int | None = None
 
 
 TOKENS = 16
