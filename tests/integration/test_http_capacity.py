@@ -169,6 +169,18 @@ def test_capacity_is_shown_with_the_numbers_of_a_refusal(tmp_path: Path, path: s
     assert (shown["reserved_bytes"], shown["level"]) == (0, "normal")
 
 
+def test_memory_is_shown_with_its_marks_and_the_age_of_its_reading(tmp_path: Path) -> None:
+    with running(tmp_path, memory={"ceiling": CEILING}) as server:
+        server.wait_until(lambda view: view.memory.sampled_at_ns is not None)
+        for path in ("/v1/requests", "/health"):
+            memory = server.http.get(path).json()["memory"]
+            assert memory["ceiling_bytes"] == CEILING
+            assert memory["high_bytes"] == CEILING * 920 // 1000
+            assert (memory["level"], memory["reliefs"]) == ("normal", [])
+            assert memory["usage_bytes"] >= 1_000_000
+            assert 0 <= memory["age_ms"] < 60_000
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("asked", "status"),

@@ -278,3 +278,24 @@ def test_request_stays_held_over_a_restart(tmp_path: Path) -> None:
         assert (view["num_output_tokens"], view["wait"]["reason"]) == (num_tokens, "operator")
         assert release(server, request_id).status_code == 200
         assert server.wait_for_end(request_id)["state"] == "finished"
+
+
+def test_request_that_cannot_run_here_is_held_where_it_is(tmp_path: Path) -> None:
+    slow: dict[str, Any] = GROUPS | {"fake": {"step_ms": 1_000}}
+    with running(tmp_path, **slow) as server:
+        connection = send(server, ASKED, TEXT)
+        request_id = server.wait_for_phase("decoding")
+        server.begin_stop()
+        server.begin_stop()
+        server.join()
+    connection.close()
+    other: dict[str, Any] = GROUPS | {"fake": {"context_tokens": 4_096}}
+    with running(tmp_path, **other) as server:
+        server.wait_until(lambda view: view.engine_ready)
+        held = hold(server, request_id)
+        assert held.status_code == 200
+        assert (held.json()["state"], held.json()["wait"]["reason"]) == ("waiting", "model")
+        assert held.json()["hold"] is True
+        released = release(server, request_id)
+        assert (released.status_code, released.json()["hold"]) == (200, False)
+        assert server.view().num_unfit == 1
