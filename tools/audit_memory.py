@@ -44,8 +44,8 @@ def times_in_all(reader: JournalReader) -> str:
     if not times.num_pauses:
         return "no pause is over"
     return (
-        f"{times.num_pauses} pauses are over; held for {times.p50_ms} ms (half of them at most), "
-        f"{times.p90_ms} ms (90%), {times.p99_ms} ms (99%), {times.max_ms} ms (all)"
+        f"pauses that are over: {times.num_pauses}; held for {times.p50_ms} ms (half of them at"
+        f" most), {times.p90_ms} ms (90%), {times.p99_ms} ms (99%), {times.max_ms} ms (all)"
     )
 
 
