@@ -98,6 +98,7 @@ class NotedJournal(MemoryJournal):
 class World:
     """See the module's text. `race` is how often, in a hundred, the engine begins its next piece of
     work before the loop has answered the last. `checks`: every invariant after each step.
+    `watch` is called after each step, `read` may change each reading of the allocator, and
     `ballast_bytes` is what the allocator gave to something that the scheduler knows nothing of.
     """
 
@@ -117,6 +118,7 @@ class World:
         self.streams: dict[str, RequestStream] = {}
         self.prompts: dict[str, array[int]] = {}
         self.ballast_bytes = 0
+        self.watch: Callable[[], None] = nothing
         self.read: Callable[[MemoryReading], MemoryReading] = same
         self.plans: list[tuple[int, Callable[[], None]]] = []
         self.arrivals: dict[str, Arrival] = {}
@@ -228,6 +230,7 @@ class World:
             return False
         if self.checks:
             check(self.state)
+        self.watch()
         return True
 
     def note(self, record: Record) -> None:
@@ -291,6 +294,10 @@ class World:
             f"seed {self.seed}, step {self.state.step},"
             f" {self.timeline.now_ns / 1e9:.3f} s: {what}; {requests}"
         )
+
+
+def nothing() -> None:
+    """Nobody watches."""
 
 
 def same(reading: MemoryReading) -> MemoryReading:
