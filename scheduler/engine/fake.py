@@ -12,7 +12,7 @@ import sys
 import threading
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Literal, assert_never
 
@@ -222,7 +222,8 @@ class FakeEngine:
     def is_at_rest(self, number: int) -> bool:
         """Whether no step with this row is under way, and what was delivered is committed."""
         ahead = () if self.ahead is None else self.ahead.rows
-        return not self.unreleased and all(row.number != number for row in ahead)
+        comes = any(row.number == number and row.token_ids for row in ahead)
+        return not self.unreleased and not comes
 
     def save_tail(self, command: SaveTail, row: FakeRow | None) -> None:
         assert self.kv is not None, "tails are saved where there is a store"
@@ -285,6 +286,10 @@ class FakeEngine:
         if restoring is not None:
             restoring.close()
         self.chunks = deque(chunk for chunk in self.chunks if chunk.number != number)
+        if self.ahead is not None:
+            nothing = RowTokens(number, (), None)
+            rows = tuple(nothing if r.number == number else r for r in self.ahead.rows)
+            self.ahead = replace(self.ahead, rows=rows)
         freed_bytes = 0 if row is None else row.held_bytes
         self.memory.take(-freed_bytes)
         self.deliver(RowFreed(number, freed_bytes))
@@ -356,14 +361,11 @@ class FakeEngine:
         return RowTokens(number, (token,), row.ended, logprobs)
 
     def hand_over(self, step: StepDone) -> None:
-        """Delivers the step; rows that were dropped since its launch get nothing from it."""
+        """Delivers the step, unless all of its rows were dropped since its launch."""
         self.ahead = None
-        rows = tuple(
-            row if row.number in self.rows else RowTokens(row.number, (), None) for row in step.rows
-        )
-        if any(row.token_ids for row in rows):
+        if any(row.token_ids for row in step.rows):
             self.unreleased = True
-            self.deliver(StepDone(step.batch, rows, step.duration_ns))
+            self.deliver(step)
 
     def fails(self, row: FakeRow, during: Phase, at: int) -> bool:
         """Whether a scripted failure is due. It happens once, and the row does nothing after it."""

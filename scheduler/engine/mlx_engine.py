@@ -204,12 +204,13 @@ class EngineWorker:
     def _save_tail(self) -> bool:
         """Hands over the tail of a row for which no step is under way any more."""
         command, row = self._tails[0]
+        if row is None or row.ended:
+            self._tails.popleft()
+            self._saved.port.refuse_tail(command, "the row is gone, has ended or has failed")
+            return True
         if any(row in step.rows for step in self._in_flight):
             return False
         self._tails.popleft()
-        if row is None or row.ended:
-            self._saved.port.refuse_tail(command, "the row is gone, has ended or has failed")
-            return True
         self._decoder.take_out(row)
         self._saved.save_tail(row, command)
         return True
