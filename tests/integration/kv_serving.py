@@ -23,12 +23,15 @@ E = TypeVar("E", bound=events.Event)
 
 @contextmanager
 def serving(
-    folder: Path, model: str, *, scheduler: object = None, **kv: object
+    folder: Path, model: str, *, scheduler: object = None, memory: object = None, **kv: object
 ) -> Iterator[RunningServer]:
-    """A server on a tiny model, with small blocks; `kv` are settings of saved KV."""
+    """A server on a tiny model, with small blocks; `kv` are settings of saved KV. Without `memory`
+    it has no ceiling.
+    """
     groups = {"block_tokens": BLOCK_TOKENS, "reserve_bytes": 0, **kv}
     source = MlxSource(model, "stock")
-    with running(folder, source, model=model, kv=groups, scheduler=scheduler or {}) as server:
+    more = {"scheduler": scheduler or {}, "memory": memory or {"ceiling": "none"}}
+    with running(folder, source, model=model, kv=groups, **more) as server:
         yield server
 
 
