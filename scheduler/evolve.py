@@ -131,6 +131,8 @@ def prefill_chunk_done(state: SchedulerState, event: events.PrefillChunkDone) ->
     state.prefill_ns_per_1k = lately(
         state.prefill_ns_per_1k, event.duration_ns * 1000 // max(1, event.length)
     )
+    needed = max(0, event.peak_bytes - event.active_bytes) // max(1, event.length)
+    state.chunk_bytes_per_token = max(needed, state.chunk_bytes_per_token * 7 // 8)
     state.progress_ns = state.now_ns
 
 

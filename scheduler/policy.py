@@ -19,7 +19,7 @@ from scheduler.admission import admit, judge_arrivals
 from scheduler.draft import Draft, limits_of
 from scheduler.eviction import send_away, send_bad
 from scheduler.pausing import advance_pauses, held_without_row, hold_by_hand, unpinned
-from scheduler.relief import chunk_fits, make_place, relieve
+from scheduler.relief import chunk_fits, make_place, relieve, tokens_with_room
 from scheduler.request import WITH_ROW, Phase, Request
 from scheduler.resuming import resume, waited_until_ns, waits_for_others
 from scheduler.saving import plan_boundary, plan_saves, up_to_boundary
@@ -312,6 +312,7 @@ def next_chunk(state: SchedulerState, draft: Draft) -> NextChunk | None:
     request = min(prefilling, key=lambda r: (turn_of(state, r, draft), r.number))
     start = draft.committed.get(request.number, request.num_cached_tokens)
     most = min(chunk_tokens(state, draft), to_prefill(request, draft))
+    most = tokens_with_room(state, most)
     return NextChunk(request, start, up_to_boundary(state, request, start, most))
 
 

@@ -17,6 +17,8 @@ def memory_sampled(state: SchedulerState, event: events.MemorySampled) -> None:
     limits = memory_of(state)
     if limits is None or state.model is None:
         return
+    if any(relief.rung == "shrink" for relief in state.reliefs):
+        memory.reclaimed = False  # what left memory is with the allocator now
     end_reliefs(state, ("shrink",))
     memory.usage_bytes = usage_bytes(state)
     needed = fixed_bytes(state) + rows_bytes(state)
@@ -46,7 +48,7 @@ def set_level(state: SchedulerState) -> None:
         state, limits.high_permille - left
     ):
         memory.level = ""
-        memory.futile = False
+        memory.reclaimed = False
 
 
 def ceiling_after(limits: Limits, event: events.MemorySampled) -> int | None:
@@ -62,14 +64,13 @@ def ceiling_after(limits: Limits, event: events.MemorySampled) -> int | None:
 
 
 def memory_reclaimed(state: SchedulerState, event: events.MemoryReclaimed) -> None:
-    """The allocator gave back what it kept. Where that was next to nothing it is not asked again
-    until pressure has ended or a row is gone.
+    """The allocator gave back what it kept. It is not asked again until something else was done, or
+    pressure has ended: what it keeps comes back while it works.
     """
     memory = state.memory
     memory.active_bytes = event.active_bytes
     memory.cached_bytes = event.cached_bytes
-    ceiling = memory.ceiling_bytes or 0
-    memory.futile = event.freed_bytes * 200 < ceiling
+    memory.reclaimed = True
     end_reliefs(state, ("reclaim",))
 
 
@@ -82,7 +83,7 @@ def row_left(state: SchedulerState, number: int, freed_bytes: int) -> None:
     freed = max(0, freed_bytes)
     state.memory.active_bytes = max(0, state.memory.active_bytes - freed)
     state.memory.cached_bytes += freed
-    state.memory.futile = False
+    state.memory.reclaimed = False
     if any(relief.number == number for relief in state.reliefs):
         state.reliefs = [relief for relief in state.reliefs if relief.number != number]
         begin_anew(state)

@@ -23,10 +23,14 @@ from scheduler.usage import (
     row_hold_bytes,
     row_now_bytes,
     rows_bytes,
+    transient_bytes_per_token,
 )
 
 MAX_COOLED = 64
 """Blocks that leave memory in one step at most."""
+
+MIN_CHUNK_TOKENS = 16
+"""A chunk is not cut shorter for want of memory."""
 
 MAX_RELIEFS = 2
 """Actions under way at most: the second only at the emergency mark."""
@@ -79,7 +83,7 @@ def reclaim(state: SchedulerState, draft: Draft) -> bool:
     memory = state.memory
     assert memory.ceiling_bytes is not None
     too_little = memory.cached_bytes * 100 < memory.ceiling_bytes
-    if too_little or memory.futile or is_under_way(state, "reclaim"):
+    if too_little or memory.reclaimed or is_under_way(state, "reclaim"):
         return False
     draft.decisions.append(
         events.ReclaimStarted(
@@ -261,9 +265,21 @@ def chunk_fits(
         return True
     length = end_tokens - request.num_cached_tokens
     grows = row_bytes(model, end_tokens) - row_hold_bytes(state, request)
-    transient = model.transient_bytes_per_token * length
+    transient = transient_bytes_per_token(state) * length
     total = model.weights_bytes + rows_bytes(state) + max(0, grows) + transient
     return total - passing_bytes <= mark_bytes(state, limits.emergency_permille)
+
+
+def tokens_with_room(state: SchedulerState, most: int) -> int:
+    """The longest chunk that stays below the high mark while it is computed, but not less than a
+    short one.
+    """
+    limits, each = memory_of(state), transient_bytes_per_token(state)
+    if limits is None or each == 0:
+        return most
+    room = mark_bytes(state, limits.high_permille) - model_of(state).weights_bytes
+    num_tokens = (room - rows_bytes(state)) // each
+    return max(min(most, MIN_CHUNK_TOKENS), min(most, num_tokens))
 
 
 def make_place(state: SchedulerState, draft: Draft) -> None:

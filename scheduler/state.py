@@ -29,7 +29,8 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     yet allocated. `num_high` and `num_emergency` count readings over a mark, one after the other,
     since the last action ended; `level` is the mark that is left only below it by the hysteresis.
     `tier_bytes` is what the rows leave below the low mark for blocks in memory.
-    `declared`: the emergency is in the journal; `futile`: the allocator had nothing to give back.
+    `declared`: the emergency is in the journal; `reclaimed`: the allocator was asked,
+    and nothing else was done since.
     """
 
     active_bytes: int = 0
@@ -42,7 +43,7 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tier_bytes: int | None = None
     level: str = ""
     declared: bool = False
-    futile: bool = False
+    reclaimed: bool = False
 
 
 class Relief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +67,8 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `decide` has not answered. `reliefs` are actions against pressure under way.
 
     `prefill_ns_per_1k` and `step_ns` are what 1,000 tokens of prefill and a decode step took
-    lately; 0: not known. `progress_ns` is when anything went on last.
+    lately; 0: not known. `chunk_bytes_per_token` is what chunks needed lately beside what they left
+    behind, for each of their tokens. `progress_ns` is when anything went on last.
     """
 
     seq: int = 0
@@ -108,6 +110,7 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     memory: Memory = msgspec.field(default_factory=Memory)
     reliefs: list[Relief] = []
     prefill_ns_per_1k: int = 0
+    chunk_bytes_per_token: int = 0
     step_ns: int = 0
     progress_ns: int = 0
 

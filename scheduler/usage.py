@@ -56,9 +56,16 @@ def fixed_bytes(state: SchedulerState) -> int:
 
 def transient_bytes(state: SchedulerState) -> int:
     """What the planned chunk needs while it is computed."""
-    assert state.model is not None
     length = state.chunk.length if state.chunk is not None else 0
-    return state.model.transient_bytes_per_token * length
+    return transient_bytes_per_token(state) * length
+
+
+def transient_bytes_per_token(state: SchedulerState) -> int:
+    """What a chunk needs for each of its tokens while it is computed: as the model's facts have
+    it, or as the last chunks have shown. Attention that is not fused needs more in a long row.
+    """
+    assert state.model is not None
+    return max(state.model.transient_bytes_per_token, state.chunk_bytes_per_token)
 
 
 def usage_bytes(state: SchedulerState) -> int:
