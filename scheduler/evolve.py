@@ -23,6 +23,9 @@ from scheduler.request import WITH_ROW, Phase, Request, enter
 from scheduler.state import Chunk, SchedulerState
 from scheduler.usage import row_now_bytes
 
+MIN_TELLING_TOKENS = 16
+"""A shorter chunk needs much that does not depend on its length."""
+
 
 def fold(state: SchedulerState, records: Iterable[Record]) -> None:
     """Folds records in their order."""
@@ -131,8 +134,9 @@ def prefill_chunk_done(state: SchedulerState, event: events.PrefillChunkDone) ->
     state.prefill_ns_per_1k = lately(
         state.prefill_ns_per_1k, event.duration_ns * 1000 // max(1, event.length)
     )
-    needed = max(0, event.peak_bytes - event.active_bytes) // max(1, event.length)
-    state.chunk_bytes_per_token = max(needed, state.chunk_bytes_per_token * 7 // 8)
+    if event.length >= MIN_TELLING_TOKENS:
+        needed = max(0, event.peak_bytes - event.active_bytes) // event.length
+        state.chunk_bytes_per_token = max(needed, state.chunk_bytes_per_token * 7 // 8)
     state.progress_ns = state.now_ns
 
 

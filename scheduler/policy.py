@@ -280,8 +280,10 @@ def make_place_for_chunk(state: SchedulerState, draft: Draft) -> None:
     chunk = next_chunk(state, draft)
     if chunk is None:
         return
-    end, writing_bytes = chunk.start + chunk.length, state.index.writing_bytes
-    if not chunk_fits(state, chunk.request, end, writing_bytes):
+    writing_bytes = state.index.writing_bytes
+    if not chunk_fits(
+        state, chunk.request, chunk.start, chunk.length, passing_bytes=writing_bytes
+    ):
         make_place(state, draft)
 
 
@@ -319,7 +321,7 @@ def next_chunk(state: SchedulerState, draft: Draft) -> NextChunk | None:
 def plan_chunk(state: SchedulerState, draft: Draft) -> None:
     """Plans the next chunk, if there is one and it has room."""
     chunk = next_chunk(state, draft)
-    if chunk is None or not chunk_fits(state, chunk.request, chunk.start + chunk.length):
+    if chunk is None or not chunk_fits(state, chunk.request, chunk.start, chunk.length):
         return
     draft.decisions.append(
         events.PrefillChunkPlanned(

@@ -251,22 +251,21 @@ def give_up(state: SchedulerState, draft: Draft, request: Request) -> None:
 
 
 def chunk_fits(
-    state: SchedulerState, request: Request, end_tokens: int, passing_bytes: int = 0
+    state: SchedulerState, request: Request, start: int, length: int, *, passing_bytes: int = 0
 ) -> bool:
-    """Whether the row may grow so far: under the ceiling with all the others, or alone; once so
-    many bytes have gone by themselves.
+    """Whether the row may grow by this chunk: under the ceiling with all the others, or alone; once
+    so many bytes have gone by themselves.
     """
     limits = memory_of(state)
-    if limits is None or state.memory.ceiling_bytes is None:
+    if limits is None:
         return True
-    model = model_of(state)
     others = sum(number != request.number for number in state.admitted)
     if others == 0 and not state.leaving:
         return True
-    length = end_tokens - request.num_cached_tokens
-    grows = row_bytes(model, end_tokens) - row_hold_bytes(state, request)
+    model = model_of(state)
+    grows = max(0, row_bytes(model, start + length) - row_hold_bytes(state, request))
     transient = transient_bytes_per_token(state) * length
-    total = model.weights_bytes + rows_bytes(state) + max(0, grows) + transient
+    total = model.weights_bytes + rows_bytes(state) + grows + transient
     return total - passing_bytes <= mark_bytes(state, limits.emergency_permille)
 
 
