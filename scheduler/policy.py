@@ -281,9 +281,7 @@ def make_place_for_chunk(state: SchedulerState, draft: Draft) -> None:
     if chunk is None:
         return
     writing_bytes = state.index.writing_bytes
-    if not chunk_fits(
-        state, chunk.request, chunk.start, chunk.length, passing_bytes=writing_bytes
-    ):
+    if not chunk_fits(state, chunk.request, chunk.start, chunk.length, passing_bytes=writing_bytes):
         make_place(state, draft)
 
 
