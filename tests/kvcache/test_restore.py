@@ -1,10 +1,12 @@
 """A row that was saved and restored is, to the bit, the row that was never away."""
 
+import threading
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from scheduler.kvcache import filling
 from scheduler.kvcache.layout import layout_of
 from tests.kvcache.models import CASES, WINDOW, Case
 from tests.kvcache.rows import (
@@ -121,3 +123,21 @@ def test_a_restored_row_writes_in_place(tmp_path: Path) -> None:
     case.feed(caches, numbers(position, position + 1))
     assert mx.get_peak_memory() - before < caches[0].nbytes // 8
     assert filler.num_filled == position
+
+
+def test_rows_of_one_thread_share_a_second_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is a thread of mlx, which lives as long as the process."""
+    made: list[mx.Stream] = []
+    new_stream = mx.new_stream
+
+    def note(device: mx.Device) -> mx.Stream:
+        made.append(new_stream(device))
+        return made[-1]
+
+    monkeypatch.setattr(filling, "_of_this_thread", threading.local())
+    monkeypatch.setattr(mx, "new_stream", note)
+    case = CASES["KVCache"]
+    layout = layout_of(fed_row(case, 1, 0), 1)
+    for _ in range(3):
+        filling.RowFiller(layout, case.make_caches(), 64)
+    assert len(made) == (mx.default_device() == mx.Device(mx.cpu))
