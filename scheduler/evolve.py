@@ -279,9 +279,8 @@ def end(state: SchedulerState, request_id: str, kind: str) -> None:
     gives them back.
     """
     request = state.get(request_id)
-    had_row = request.phase in WITH_ROW
     enter(request, kind)
-    if had_row:
+    if request.number in state.admitted:
         leave_engine(state, request)
     if not request.keep_output:
         leases.disown_output(state, request)

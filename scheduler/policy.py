@@ -20,7 +20,7 @@ from scheduler.draft import Draft, limits_of
 from scheduler.eviction import send_away, send_bad
 from scheduler.pausing import advance_pauses, held_without_row, hold_by_hand, unpinned
 from scheduler.relief import chunk_fits, make_place, relieve, tokens_with_room
-from scheduler.request import WITH_ROW, Phase, Request
+from scheduler.request import Phase, Request
 from scheduler.resuming import resume, waited_until_ns, waits_for_others
 from scheduler.saving import plan_boundary, plan_saves, up_to_boundary
 from scheduler.state import SchedulerState
@@ -98,7 +98,7 @@ def end_requests(state: SchedulerState, draft: Draft) -> None:
     for number in state.cancellations:
         request = state.requests[number]
         if number not in draft.ended:
-            close(state, draft, number, cancel(request, wish_of(request)))
+            close(state, draft, number, cancel(state, request, wish_of(request)))
     for number in state.failures:
         if number not in draft.ended:
             decision = retry_or_abort(state, state.requests[number])
@@ -124,7 +124,7 @@ def end_old(state: SchedulerState, draft: Draft) -> None:
     old = takewhile(lambda number: state.requests[number].received_ns <= limit_ns, state.requests)
     for number in list(islice(old, MAX_ENDED_OLD)):
         if number not in draft.ended and number not in state.arrivals:
-            close(state, draft, number, cancel(state.requests[number], "deadline"))
+            close(state, draft, number, cancel(state, state.requests[number], "deadline"))
 
 
 def give_up_waiting(state: SchedulerState, draft: Draft) -> None:
@@ -137,7 +137,9 @@ def give_up_waiting(state: SchedulerState, draft: Draft) -> None:
     request = state.requests[number]
     if state.now_ns < waited_until_ns(state, request):
         return
-    close(state, draft, number, abort(request, "memory_wait", "other programs hold the memory"))
+    close(
+        state, draft, number, abort(state, request, "memory_wait", "other programs hold the memory")
+    )
 
 
 def finish(request: Request) -> Decision:
@@ -170,14 +172,14 @@ def wish_of(request: Request) -> CancelReason:
             raise AssertionError(f"{request.request_id} is cancelled for {request.cancel_reason}")
 
 
-def cancel(request: Request, reason: CancelReason) -> Decision:
+def cancel(state: SchedulerState, request: Request, reason: CancelReason) -> Decision:
     """An end from outside."""
     return events.RequestCancelled(
         request_id=request.request_id,
         number=request.number,
         reason=reason,
         num_output_tokens=request.num_output_tokens,
-        had_row=request.phase in WITH_ROW,
+        had_row=request.number in state.admitted,
         num_memory_tokens=request.num_memory_tokens,
         num_disk_tokens=request.num_disk_tokens,
         num_prefilled_tokens=request.num_prefilled_tokens,
@@ -192,11 +194,16 @@ def retry_or_abort(state: SchedulerState, request: Request) -> Decision:
         return events.RequestRetried(
             request_id=request.request_id, number=request.number, retry=request.retries + 1
         )
-    return abort(request, "server_deaths" if killed else "engine_failed", request.failure or "")
+    return abort(
+        state, request, "server_deaths" if killed else "engine_failed", request.failure or ""
+    )
 
 
 def abort(
-    request: Request, reason: Literal["engine_failed", "server_deaths", "memory_wait"], detail: str
+    state: SchedulerState,
+    request: Request,
+    reason: Literal["engine_failed", "server_deaths", "memory_wait"],
+    detail: str,
 ) -> Decision:
     """The server gives the request up, and says why."""
     return events.RequestAborted(
@@ -205,7 +212,7 @@ def abort(
         reason=reason,
         detail=detail,
         num_output_tokens=request.num_output_tokens,
-        had_row=request.phase in WITH_ROW,
+        had_row=request.number in state.admitted,
         num_memory_tokens=request.num_memory_tokens,
         num_disk_tokens=request.num_disk_tokens,
         num_prefilled_tokens=request.num_prefilled_tokens,
