@@ -19,6 +19,7 @@ from pathlib import Path
 from journal.reader import JournalReader
 from scheduler.replay import Replay
 from tools.bench_common import Measurement, measure, show
+from tools.bench_decide import DECIDING_ROWS, PAUSED, WAITING, Full
 from tools.bench_history import write_history
 from tools.bench_rig import SETTINGS, Rig, StepTime, Stopwatch, rig_settings
 from tools.server_process import ServerProcess
@@ -40,9 +41,10 @@ class Size:
     events: int = 1_000_000
     replay_steps: int = 20_000
     starts: int = 5
+    decisions: int = 500
 
 
-QUICK = Size(rounds=2, steps=200, events=20_000, replay_steps=2_000, starts=1)
+QUICK = Size(rounds=2, steps=200, events=20_000, replay_steps=2_000, starts=1, decisions=50)
 
 
 def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
@@ -55,6 +57,7 @@ def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
         history = work / "history"
         write_history(history, size.events, NUM_OPEN, SEED)
         measurements, details = measure_steps(size, work, history)
+        measurements += measure_decisions(size)
         measurements += measure_starts(size, work, history)
         measurements += measure_replay(size, work)
     show("scheduler", measurements, seed=SEED, as_json=as_json, details=details)
@@ -93,6 +96,18 @@ def measure_steps(
         measure("step p50, long / new journal", "", ratios(p50["long"], p50["many"]), at_most=1.2),
     ]
     return found, details
+
+
+def measure_decisions(size: Size) -> list[Measurement]:
+    """Rounds of `decide` alone, on a full server whose memory is short."""
+    print(f"decides with {DECIDING_ROWS} rows, {PAUSED} held and {WAITING} waiting", flush=True)
+    full = Full(DECIDING_ROWS, PAUSED, WAITING)
+    rounds = [full.decisions_ns(size.decisions) for _ in range(size.rounds)]
+    of = f"decide, {DECIDING_ROWS} rows, {PAUSED} held"
+    return [
+        measure(f"{of}, p50", "ms", [percentile(taken, 50) for taken in rounds]),
+        measure(f"{of}, p99", "ms", [percentile(taken, 99) for taken in rounds], at_most=1),
+    ]
 
 
 def percentiles(rounds: Sequence[Sequence[StepTime]], percent: int) -> list[float]:

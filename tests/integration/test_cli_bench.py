@@ -13,7 +13,7 @@ from tools.bench_history import write_history
 from tools.bench_rig import Rig, Stopwatch, rig_settings
 from tools.bench_scheduler import Size, run
 
-SMALL = Size(rounds=2, steps=20, events=2_500, replay_steps=100, starts=1)
+SMALL = Size(rounds=2, steps=20, events=2_500, replay_steps=100, starts=1, decisions=5)
 
 
 @pytest.mark.timeout(120)
@@ -34,6 +34,7 @@ def test_it_reports_each_number_of_the_documented_form(
         "start to listening, long - empty",
         "start to ready, long - empty",
         "replay",
+        "decide, 64 rows, 64 held, p99",
     }
     assert status == int(not all(found[name]["met"] for name in targets))
     assert len(found["step p50"]["samples"]) == SMALL.rounds
