@@ -15,7 +15,7 @@ from journal.events import Fact, PlannedBlock
 from scheduler.engine.base import BadFile, RestoreRow, RowRestored, SaveTail, Tail
 from scheduler.engine.fake_row import FakeCache
 from scheduler.keptfiles import known_files
-from scheduler.kvcache.fake_codec import FakeCodec
+from scheduler.kvcache.fake_codec import FakeBlock, FakeCodec
 from scheduler.kvcache.naming import TailFile
 from scheduler.kvstore import KvStore
 from scheduler.prefix import Block, BlockIndex, KeptTail, add_tail
@@ -159,6 +159,23 @@ def test_without_its_tail_a_fake_row_has_its_blocks(make_store: Make, *, statefu
     assert result.bad == (BadFile(f"req_1-{END}", "tail", "missing", result.bad[0].detail),)
 
 
+@pytest.mark.parametrize("position", [END, END - 1])
+def test_a_fake_row_goes_on_from_a_state_when_its_tail_is_of_another_position(
+    make_store: Make, position: int
+) -> None:
+    store = make_store(stateful=True)
+    store.save_blocks()
+    store.kv.save([store.row(START)], [PlannedBlock(index=1, hash=NAMES[1], part="state")])
+    store.wait(events.BlockSaved, 3)
+    tokens = store.row(END).tokens[START:]
+    tail = FakeBlock(tokens, store.kv.codec.cut_state([store.row(position)], position).state)
+    file = TailFile(store.kv.domain, "req_1", END)
+    store.kv.store.save(file, store.kv.codec.tensors(tail))
+    row, result = store.restore(states=(2,))
+    assert [bad.reason for bad in result.bad] == (["corrupt"] if position < END else [])
+    assert row == store.row(START if position < END else END)
+
+
 # What else may come of it
 
 
@@ -174,8 +191,8 @@ def test_a_full_disk_and_what_is_offered_after_it(make_store: Make) -> None:
     store.files.heal()
     store.kv.writers.probe()
     store.wait(events.SavingResumed)
-    store.save_tail()
-    store.wait(events.ChainSaved)
+    store.save_tail(number=2)
+    assert store.wait(events.ChainSaved)[0].number == 2
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "flush", "rename", "flush_folder"])
