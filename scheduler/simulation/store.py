@@ -1,5 +1,5 @@
-"""Saved KV in virtual time: what `KvStore` is to the loop and the engine, with files that are
-entries of a table and a disk that takes as long as it costs.
+"""Saved KV in virtual time: what `KvStore` is to the loop and the engine, with a disk that takes as
+long as it costs.
 
 A saved block holds the tokens whose KV it would be, a state the digest of all tokens up to it, so
 that a row that was filled from the wrong file is caught.
@@ -8,7 +8,7 @@ that a row that was filled from the wrong file is caught.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import PurePath
 from typing import Literal
@@ -20,68 +20,16 @@ from scheduler.engine.base import BadFile, Caches, RestoreRow, RowRestored, Save
 from scheduler.kvcache.naming import SUFFIX, BlockNamer, domain_digest
 from scheduler.prefix import STATE_SUFFIX, is_tail, tail_name
 from scheduler.settings import KvSettings
-from scheduler.simulation.cost import DiskCost
-from scheduler.simulation.timeline import Timeline
+from scheduler.simulation.disk import File, SimulatedDisk
 
 SECRET = bytes(32)
 
 Part = Literal["block", "state", "tail"]
-Tokens = "array[int]"
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """One file: the tokens it holds, the digest of the state behind them, and its size."""
-
-    tokens: "array[int]"
-    state: bytes
-    num_bytes: int
 
 
 def state_of(tokens: "array[int]") -> bytes:
     """What a state says of all that went into it."""
     return sha256(tokens.tobytes()).digest()
-
-
-class SimulatedDisk:
-    """Files by name, and when its two ends are free. `fault` is why nothing can be written."""
-
-    def __init__(self, timeline: Timeline, cost: DiskCost, capacity_bytes: int) -> None:
-        self.timeline = timeline
-        self.cost = cost
-        self.capacity_bytes = capacity_bytes
-        self.files: dict[str, File] = {}
-        self.write_free_ns = 0
-        self.read_free_ns = 0
-        self.written_bytes = 0
-        self.read_bytes = 0
-
-    @property
-    def free_bytes(self) -> int:
-        return self.capacity_bytes - sum(file.num_bytes for file in self.files.values())
-
-    def write(self, name: str, file: File, done: Callable[[int], None]) -> None:
-        """Writes behind all that is being written; `done` gets how long it took, flush included."""
-        begun_ns = self.timeline.now_ns
-        self.write_free_ns = max(self.write_free_ns, begun_ns) + self.cost.write_ns(file.num_bytes)
-        self.written_bytes += file.num_bytes
-
-        def finish() -> None:
-            self.files[name] = file
-            done(self.timeline.now_ns - begun_ns)
-
-        self.timeline.at(self.write_free_ns + self.cost.flush_ns, finish)
-
-    def lose_power(self) -> None:
-        """What was being written is not there, and nobody reads."""
-        self.write_free_ns = self.read_free_ns = self.timeline.now_ns
-
-    def read_until(self, num_bytes: int) -> int:
-        """Reads behind all that is being read; when it will be there."""
-        self.read_bytes += num_bytes
-        begin_ns = max(self.read_free_ns, self.timeline.now_ns)
-        self.read_free_ns = begin_ns + self.cost.read_ns(num_bytes)
-        return self.read_free_ns
 
 
 class SimulatedStore:
@@ -108,6 +56,7 @@ class SimulatedStore:
         self.tier: OrderedDict[str, File] = OrderedDict()
         self.tier_bytes = 0
         self.writing_bytes = 0
+        self.stopped_ns: int | None = None
 
     # What the engine calls
 
@@ -122,10 +71,13 @@ class SimulatedStore:
             name = planned.hash + (STATE_SUFFIX if planned.part == "state" else "")
             if self.limits.memory_bytes:
                 self.keep(name, file)
-            if self.writing_bytes + file.num_bytes > 2 * self.limits.writing_bytes:
-                self.refuse([planned])
+            if self.stopped_ns is not None:
+                self.deliver(not_saved(planned, "given_up"))
+            elif self.writing_bytes + file.num_bytes > 2 * self.limits.writing_bytes:
+                self.deliver(not_saved(planned, "not_taken"))
             else:
-                self.write(name, file, lambda ns, p=planned, f=file: saved(p, f, ns))
+                fact = partial(saved, planned, file)
+                self.write(name, file, fact, not_saved(planned, "disk_full"))
 
     def cut(self, caches: Caches, planned: PlannedBlock) -> File:
         """The block's tokens, or the state at its end."""
@@ -138,24 +90,32 @@ class SimulatedStore:
         assert len(kept) == end, "a state is that of the row's own position"
         return File(array("I"), state_of(kept), self.facts.state_bytes)
 
-    def write(self, name: str, file: File, fact: Callable[[int], Fact]) -> None:
-        """Hands a file to the disk; its bytes are in a writer's hands until it is durable."""
+    def write(self, name: str, file: File, fact: Callable[[int], Fact], failed: Fact) -> None:
+        """Hands a file to the disk; its bytes are in a writer's hands until it is durable, or has
+        failed.
+        """
         self.writing_bytes += file.num_bytes
 
-        def done(duration_ns: int) -> None:
+        def done(is_there: bool, duration_ns: int) -> None:
             self.writing_bytes -= file.num_bytes
-            self.deliver(fact(duration_ns))
+            if not is_there and self.stopped_ns is None:
+                self.stopped_ns = self.timeline.now_ns
+                self.deliver(events.SavingStopped(reason="disk_full", detail=""))
+            self.deliver(fact(duration_ns) if is_there else failed)
 
         self.disk.write(name, file, done)
+
+    def probe(self) -> None:
+        """The disk has room again, and saving goes on."""
+        if self.stopped_ns is not None:
+            stopped_ns = self.timeline.now_ns - self.stopped_ns
+            self.stopped_ns = None
+            self.deliver(events.SavingResumed(stopped_ns=stopped_ns))
 
     def refuse(self, blocks: Sequence[PlannedBlock]) -> None:
         """See `KvPort.refuse`."""
         for planned in blocks:
-            self.deliver(
-                events.BlockSaveFailed(
-                    hash=planned.hash, part=planned.part, reason="not_taken", detail=""
-                )
-            )
+            self.deliver(not_saved(planned, "not_taken"))
 
     def save_tail(self, caches: Caches, command: SaveTail, end: int) -> None:
         """See `KvPort.save_tail`."""
@@ -168,18 +128,15 @@ class SimulatedStore:
         num_bytes = len(tokens) * self.facts.kv_bytes_per_token + self.facts.state_bytes
         file = File(tokens, state_of(kept) if self.facts.state_bytes else b"", num_bytes)
         name = tail_name(command.request_id, end)
-        self.write(name, file, lambda ns: tail_saved(command, end, num_bytes, ns))
+        if self.stopped_ns is not None:
+            self.deliver(tail_failed(command, "disk_full", ""))
+            return
+        fact = partial(tail_saved, command, end, num_bytes)
+        self.write(name, file, fact, tail_failed(command, "disk_full", ""))
 
     def refuse_tail(self, command: SaveTail, reason: str) -> None:
         """See `KvPort.refuse_tail`."""
-        self.deliver(
-            events.ChainSaveFailed(
-                request_id=command.request_id,
-                number=command.number,
-                reason="not_taken",
-                detail=reason,
-            )
-        )
+        self.deliver(tail_failed(command, "not_taken", reason))
 
     def restore(
         self, caches: Caches, command: RestoreRow, num_room_tokens: int, ready: Callable[[], None]
@@ -195,11 +152,13 @@ class SimulatedStore:
         return BlockNamer(SECRET, self.domain), self.block_tokens
 
     def begin(self, known: Mapping[str, int]) -> None:
-        """As `KvStore.begin`: what no event knows is swept. Nothing that was durable is lost."""
-        names = {PurePath(path).name.removesuffix(SUFFIX) for path in known}
+        """As `KvStore.begin`: what no event knows is swept, and what is not there is told."""
+        names = dict.fromkeys(PurePath(path).name.removesuffix(SUFFIX) for path in known)
+        missing = [name for name in names if name not in self.disk.files]
+        if missing:
+            self.deliver(lost(missing))
         swept = [name for name in self.disk.files if name not in names]
         swept_bytes = sum(self.disk.files.pop(name).num_bytes for name in swept)
-        assert names <= self.disk.files.keys(), "a file that the journal knows is durable"
         self.deliver(
             events.StoreMeasured(
                 free_bytes=self.disk.free_bytes, num_swept=len(swept), swept_bytes=swept_bytes
@@ -336,6 +295,30 @@ def bad_file(name: str) -> BadFile:
         return BadFile(name.removesuffix(STATE_SUFFIX), "state", "missing", "")
     part: Part = "tail" if is_tail(name) else "block"
     return BadFile(name, part, "missing", "")
+
+
+def lost(names: Sequence[str]) -> Fact:
+    """The fact of files that the journal knows and the disk has not."""
+    states = [name for name in names if name.endswith(STATE_SUFFIX)]
+    tails = [name for name in names if is_tail(name)]
+    return events.BlocksLost(
+        hashes=tuple(name for name in names if name not in states and name not in tails),
+        states=tuple(name.removesuffix(STATE_SUFFIX) for name in states),
+        reason="missing",
+        tails=tuple(tails),
+    )
+
+
+def not_saved(planned: PlannedBlock, reason: Literal["disk_full", "given_up", "not_taken"]) -> Fact:
+    """The fact of a block, or of a state, of which there is no file."""
+    return events.BlockSaveFailed(hash=planned.hash, part=planned.part, reason=reason, detail="")
+
+
+def tail_failed(command: SaveTail, reason: Literal["disk_full", "not_taken"], detail: str) -> Fact:
+    """The fact of a tail of which there is no file."""
+    return events.ChainSaveFailed(
+        request_id=command.request_id, number=command.number, reason=reason, detail=detail
+    )
 
 
 def saved(planned: PlannedBlock, file: File, duration_ns: int) -> Fact:

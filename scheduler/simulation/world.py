@@ -37,8 +37,9 @@ from scheduler.run import server_started
 from scheduler.sensors import Sensors, WishFact
 from scheduler.settings import Settings
 from scheduler.simulation.cost import DiskCost, EngineCost
+from scheduler.simulation.disk import SimulatedDisk
 from scheduler.simulation.engine import SimulatedEngine
-from scheduler.simulation.store import SimulatedDisk, SimulatedStore
+from scheduler.simulation.store import SimulatedStore
 from scheduler.simulation.timeline import Timeline
 from scheduler.streams import Arrival, RequestStream
 
@@ -266,6 +267,23 @@ class World:
     def take_memory(self, num_bytes: int) -> None:
         """Something takes so much of the allocator's memory, or gives it back (negative)."""
         self.ballast_bytes += num_bytes
+
+    def fill_disk(self) -> None:
+        """From here on nothing can be written."""
+        self.disk.is_full = True
+
+    def free_disk(self) -> None:
+        """The disk has room again, and a probe finds out."""
+        self.disk.is_full = False
+        self.store.probe()
+
+    def lose_file(self, which: int) -> None:
+        """One of the files is gone, in memory too."""
+        names = sorted(self.disk.files)
+        if names:
+            name = names[which % len(names)]
+            del self.disk.files[name]
+            self.store.forget(name)
 
     # What came of it
 

@@ -138,6 +138,8 @@ def story_of(seed: int) -> Story:
         crash_often(world, random)
     if random.random() < 0.4:
         wish_for(world, random, len(requests))
+    if random.random() < 0.3:
+        trouble(world, random)
     is_robbed = random.random() < 0.4
     if is_robbed:
         rob(world, random)
@@ -162,6 +164,17 @@ def prompts_of(random: Random, num_requests: int, most_tokens: int) -> list[Aske
 def crash_often(world: World, random: Random) -> None:
     for _ in range(random.randint(1, 4)):
         world.plan(random.randrange(100 * S), world.crash)
+
+
+def trouble(world: World, random: Random) -> None:
+    """The disk is full for some seconds, and loses files."""
+    for _ in range(random.randint(1, 3)):
+        begin_ns = random.randrange(60 * S)
+        world.plan(begin_ns, world.fill_disk)
+        world.plan(begin_ns + random.randrange(20 * S), world.free_disk)
+    for _ in range(random.randint(0, 6)):
+        which = random.randrange(1_000)
+        world.plan(random.randrange(60 * S), partial(world.lose_file, which))
 
 
 def rob(world: World, random: Random) -> None:
