@@ -93,3 +93,48 @@ def test_request_that_is_too_old_is_ended_whatever_it_does(tmp_path: Path, strea
         assert (ended["state"], ended["reason"]) == ("cancelled", "deadline")
         assert server.samples()["fermata_requests_ended_total,cancelled,deadline"] == 1
         assert server.view().requests == []
+
+
+def test_one_request_is_given_up_where_none_may_be_held(tmp_path: Path) -> None:
+    memory = {"ceiling": 3_000_000, "pause": False, "reserve": "chunk", "sample_ms": 10}
+    with running(
+        tmp_path,
+        fake={"step_ms": 2},
+        memory=memory,
+        scheduler={"chunk_tokens": 64},
+        kv={"enabled": False},
+    ) as server:
+        body = COMMON | {"prompt": "a", "max_tokens": 1_500, "ignore_eos": True}
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(server.http.post, "/v1/completions", json=body) for _ in "ab"]
+            statuses = sorted(answer.result().status_code for answer in answers)
+        assert statuses == [200, 503]
+        refused = next(a.result() for a in answers if a.result().status_code == 503)
+        error = told(refused, 503, stream=False)
+        assert (error["code"], error["reason"]) == ("server_is_overloaded", "memory")
+        assert "memory in use" in error["detail"]
+        assert server.samples()["fermata_requests_ended_total,aborted,memory"] == 1
+
+
+def test_where_one_may_be_held_nobody_is_given_up(tmp_path: Path) -> None:
+    memory = {"ceiling": 3_000_000, "reserve": "chunk", "sample_ms": 10}
+    with running(
+        tmp_path,
+        fake={"step_ms": 2},
+        memory=memory,
+        scheduler={"chunk_tokens": 64},
+        kv={"memory_bytes": 0},
+    ) as server:
+        body = COMMON | {"prompt": "a", "max_tokens": 1_500, "ignore_eos": True}
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(server.http.post, "/v1/completions", json=body) for _ in "ab"]
+            held = server.http.get(f"/v1/requests/{server.wait_for_phase('paused')}").json()
+            assert held["pause_reason"] in ("high", "emergency"), "rows grow by 9% at a time"
+            assert held["wait"]["reason"] in ("memory", "pressure")
+            assert held["num_saved_tokens"] > 0
+            assert [answer.result().status_code for answer in answers] == [200, 200]
+        found = server.samples()
+        pauses = [found.get(f"fermata_pauses_total,{why}", 0) for why in ("high", "emergency")]
+        assert sum(pauses) >= 1
+        assert found["fermata_resumes_total"] == found["fermata_held_seconds_count"] >= 1
+        assert found["fermata_requests_held"] == 0
