@@ -1,4 +1,5 @@
-"""A state folder whose journal is replayed at the end, and writers that are held back."""
+"""A state folder whose journal is replayed at the end, and writers and readers that are held
+back."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ import pytest
 
 from scheduler.kvcache.fileformat import Tensor
 from scheduler.kvcache.naming import KeptFile
-from scheduler.kvcache.store import BlockStore, Saved, SaveFailed
+from scheduler.kvcache.store import BlockStore, OpenFile, Saved, SaveFailed
 from tests.replaying import assert_replays
 
 HELD_LIMIT_S = 20
@@ -37,3 +38,18 @@ def held_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(BlockStore, "save", held)
     yield may_write
     may_write.set()
+
+
+@pytest.fixture
+def held_readers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Saved files are opened once the event is set."""
+    may_read = threading.Event()
+    enter = OpenFile.__enter__
+
+    def held(file: OpenFile) -> OpenFile:
+        assert may_read.wait(HELD_LIMIT_S)
+        return enter(file)
+
+    monkeypatch.setattr(OpenFile, "__enter__", held)
+    yield may_read
+    may_read.set()

@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 import api.holding
-from scheduler.kvcache.store import OpenFile
 from tests.integration.events import Event, parse_event, parse_stream
-from tests.integration.http_server import TIMEOUT_S, RunningServer, running
+from tests.integration.http_server import RunningServer, running
 from tests.integration.test_http_clients import assert_cancelled, assert_empty, send
 
 TEXT = "/v1/completions"
@@ -162,21 +161,6 @@ def read_beats(lines: Iterator[str], num_beats: int) -> None:
             event: Event = parse_event("\n".join(block[:-1]))
             left = left - 1 if event.is_heartbeat else num_beats
             block = []
-
-
-@pytest.fixture
-def held_readers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Saved files are opened once the event is set."""
-    may_read = threading.Event()
-    enter = OpenFile.__enter__
-
-    def held(file: OpenFile) -> OpenFile:
-        assert may_read.wait(TIMEOUT_S)
-        return enter(file)
-
-    monkeypatch.setattr(OpenFile, "__enter__", held)
-    yield may_read
-    may_read.set()
 
 
 @pytest.mark.usefixtures("briefly")
