@@ -13,6 +13,15 @@ Reason = Literal["high", "emergency", "no_room", "operator"]
 """Why a request is held."""
 
 
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """The rows that do not end in this step."""
+
+    num_rows: int
+    num_tokens: int
+    has_solo: bool
+
+
 @dataclass(slots=True)
 class Draft:
     """The decisions so far, and what of the state they will have changed."""
@@ -48,6 +57,10 @@ class Draft:
     """
     has_solo: bool = False
     """Whether one of them runs alone."""
+    staying: Staying | None = None
+    firm_bytes: int | None = None
+    """Sums over all rows, once somebody has asked: they are the same for each who looks for room.
+    """
     chunk_open: bool = False
     batch_is_empty: bool = True
 

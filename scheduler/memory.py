@@ -17,6 +17,8 @@ def row_bytes(model: ModelFacts, num_tokens: int) -> int:
     """Upper bound of one row's caches when they hold `num_tokens` positions."""
     assert num_tokens >= 0
     positions = round_up(num_tokens, model.kv_step_tokens)
+    if not model.window_layers:
+        return model.state_bytes + model.kv_bytes_per_token * positions
     windows = sum(
         layers.bytes_per_token
         * min(positions, round_up(layers.window_tokens, model.kv_step_tokens))

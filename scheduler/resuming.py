@@ -7,7 +7,7 @@ Helpers of `decide`, and as pure.
 from dataclasses import dataclass
 
 from journal import events
-from scheduler.draft import Draft, limits_of, model_of
+from scheduler.draft import Draft, Staying, limits_of, model_of
 from scheduler.memory import row_bytes, rows_capacity_bytes
 from scheduler.pausing import unpinned
 from scheduler.prefix import Match, match, state_bytes
@@ -59,7 +59,9 @@ def room_bytes(state: SchedulerState, draft: Draft) -> int | None:
         assert state.memory.ceiling_bytes is not None
         in_use = fixed_bytes(state) + rows_bytes(state) + draft.added_bytes
         return state.memory.ceiling_bytes - in_use
-    in_use = firm_bytes(state) + draft.added_bytes
+    if draft.firm_bytes is None:
+        draft.firm_bytes = firm_bytes(state)
+    in_use = draft.firm_bytes + draft.added_bytes
     return mark_bytes(state, limits.low_permille) - in_use
 
 
@@ -78,21 +80,28 @@ def is_short(state: SchedulerState) -> bool:
     return bool(state.memory.level or state.reliefs)
 
 
+def staying(state: SchedulerState, draft: Draft) -> Staying:
+    """The rows that are there after this step. Who ends is known before anybody asks for room."""
+    if draft.staying is None:
+        rows = [state.requests[number] for number in state.admitted if number not in draft.ended]
+        num_tokens = sum(row.num_prompt_tokens + row.max_tokens for row in rows)
+        draft.staying = Staying(len(rows), num_tokens, any(row.solo for row in rows))
+    return draft.staying
+
+
 def num_rows(state: SchedulerState, draft: Draft) -> int:
     """Rows that are in the engine after this step so far."""
-    num_leaving = sum(number in draft.ended for number in state.admitted)
-    return len(state.admitted) - num_leaving + draft.num_added
+    return staying(state, draft).num_rows + draft.num_added
 
 
 def is_crowded(state: SchedulerState, draft: Draft, request: Request, bound: int) -> bool:
     """Whether the rows that are there leave no place for this one, whatever the memory."""
     if num_rows(state, draft) == 0:
         return False
-    limits = limits_of(state)
-    rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
-    tokens = sum(row.num_prompt_tokens + row.max_tokens for row in rows) + draft.added_tokens
+    limits, there = limits_of(state), staying(state, draft)
+    tokens = there.num_tokens + draft.added_tokens
     max_rows = 1 if state.one_row_only else limits.max_rows
-    is_solo = request.solo or draft.has_solo or any(row.solo for row in rows)
+    is_solo = request.solo or draft.has_solo or there.has_solo
     is_full = num_rows(state, draft) >= max_rows
     return is_solo or is_full or tokens + bound > limits.token_budget
 

@@ -35,16 +35,31 @@ def row_hold_bytes(state: SchedulerState, request: Request) -> int:
     return max(request.reserved_bytes, row_now_bytes(state, request))
 
 
+def sums_of_rows(state: SchedulerState) -> tuple[int, int]:
+    """What all rows take now, and what they take or may take: one pass, as there may be many."""
+    now_bytes = hold_bytes = 0
+    for number in state.admitted:
+        request = state.requests[number]
+        row_now = row_now_bytes(state, request)
+        now_bytes += row_now
+        hold_bytes += max(request.reserved_bytes, row_now)
+    return now_bytes, hold_bytes
+
+
+def leaving_bytes(state: SchedulerState) -> int:
+    """What goes away by itself: rows that are leaving, and the writers' bytes."""
+    return sum(state.leaving.values()) + state.index.writing_bytes
+
+
 def rows_bytes(state: SchedulerState) -> int:
     """What all rows take or may take, those that are leaving among them, and the writers' bytes."""
-    held = sum(row_hold_bytes(state, state.requests[number]) for number in state.admitted)
-    return held + sum(state.leaving.values()) + state.index.writing_bytes
+    return sums_of_rows(state)[1] + leaving_bytes(state)
 
 
 def unallocated_bytes(state: SchedulerState) -> int:
     """What is reserved for rows and not yet allocated."""
-    rows = [state.requests[number] for number in state.admitted]
-    return sum(row_hold_bytes(state, row) - row_now_bytes(state, row) for row in rows)
+    now_bytes, hold_bytes = sums_of_rows(state)
+    return hold_bytes - now_bytes
 
 
 def fixed_bytes(state: SchedulerState) -> int:
@@ -76,20 +91,20 @@ def usage_bytes(state: SchedulerState) -> int:
 def usage_with(state: SchedulerState, read_bytes: int) -> int:
     """The larger of a reading and the sum, with what is reserved and not yet allocated."""
     assert state.model is not None
-    unallocated = unallocated_bytes(state)
-    analytic = state.model.weights_bytes + rows_bytes(state) - unallocated
+    now_bytes, hold_bytes = sums_of_rows(state)
+    analytic = state.model.weights_bytes + now_bytes + leaving_bytes(state)
     analytic += state.index.hot_bytes + transient_bytes(state)
-    return max(read_bytes, analytic) + unallocated
+    return max(read_bytes, analytic) + hold_bytes - now_bytes
 
 
 def firm_bytes(state: SchedulerState) -> int:
     """Usage less what can be given back at no cost: the allocator's unused buffers and the blocks
     in memory. What admission and resume compare with the low mark; a chunk is counted with them.
     """
-    unallocated = unallocated_bytes(state)
-    analytic = fixed_bytes(state) + rows_bytes(state) - unallocated
+    now_bytes, hold_bytes = sums_of_rows(state)
+    analytic = fixed_bytes(state) + now_bytes + leaving_bytes(state)
     read = state.memory.active_bytes - state.index.hot_bytes
-    return max(read, analytic) + unallocated
+    return max(read, analytic) + hold_bytes - now_bytes
 
 
 def lasting_bytes(state: SchedulerState) -> int:
@@ -98,7 +113,7 @@ def lasting_bytes(state: SchedulerState) -> int:
     that is alone may be dropped.
     """
     assert state.model is not None
-    rows = sum(row_now_bytes(state, state.requests[number]) for number in state.admitted)
-    analytic = state.model.weights_bytes + rows + transient_bytes(state)
-    passing = state.index.hot_bytes + state.index.writing_bytes + sum(state.leaving.values())
+    now_bytes, _ = sums_of_rows(state)
+    analytic = state.model.weights_bytes + now_bytes + transient_bytes(state)
+    passing = state.index.hot_bytes + leaving_bytes(state)
     return max(analytic, state.memory.active_bytes - passing)
