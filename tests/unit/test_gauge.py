@@ -249,7 +249,7 @@ def test_an_absurd_reading_is_recorded_and_makes_nobody_busy() -> None:
     begun_ns = driver.world.now_ns
     assert all(driver.read(10**12) for _ in range(10))
     assert driver.core.state.memory.usage_bytes == 10**12 * MB
-    assert driver.world.now_ns - begun_ns >= 9 * SAMPLE_NS
+    assert driver.world.now_ns - begun_ns >= 8 * SAMPLE_NS, "hardly ever is it read at once again"
 
 
 def test_while_the_machine_says_nothing_its_last_numbers_stand() -> None:
