@@ -182,8 +182,8 @@ class BlockCorrupt(Event, frozen=True, kw_only=True):
 
 
 class BlocksLost(Event, frozen=True, kw_only=True):
-    """Blocks that the journal knows and the disk has not, or not as they were: found at a start or
-    by a check.
+    """Blocks that the journal knows and the disk has not, or not as they were: found at a start, or
+    in a chain of which a restore has found another file bad.
     """
 
     hashes: tuple[str, ...]

@@ -215,6 +215,7 @@ class KvStore:
             ready=ready,
             end_thread=self.codec.end_thread,
             announce=self.announce,
+            examine=self.examine,
         )
 
     def fetch(self, file: KeptFile) -> Read | ReadFailed:
@@ -227,6 +228,15 @@ class KvStore:
     def announce(self, file: KeptFile) -> int:
         """What is not in memory will be read soon. In a reader's thread."""
         return 0 if file in self.tier else self.store.read_soon(file)
+
+    def examine(self, file: KeptFile) -> ReadFailed | None:
+        """Looks at a file of a chain in which another one was bad. What has none is lost also where
+        memory has it: the core counts neither any more. In a reader's thread.
+        """
+        failed = self.store.glance(file)
+        if failed is not None and failed.kind != "io_error":
+            self.tier.discard(file)
+        return failed
 
     def used(self, found: Read) -> None:
         """Memory keeps what a row was filled from."""

@@ -1,12 +1,13 @@
 """What HTTP and the engine hand over, as facts. Each helper of the sensors translates one thing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
 from journal import events
 from journal.events import Fact
 from journal.tokens import StepTokens
 from scheduler.engine.base import (
+    BadFile,
     ChunkDone,
     EngineLoaded,
     MemoryReturned,
@@ -131,7 +132,9 @@ def row_failed(result: RowFailed, request_id: str) -> Fact:
 
 
 def restored(result: RowRestored, request_id: str) -> Iterator[Fact]:
-    """What could not be read comes first, so that nothing else starts from it."""
+    """What could not be read, or is lost as well, comes first, so that nothing else starts from
+    it.
+    """
     for bad in result.bad:
         if bad.part == "tail":
             yield events.ChainRestoreFailed(
@@ -144,6 +147,9 @@ def restored(result: RowRestored, request_id: str) -> Iterator[Fact]:
             yield events.BlockCorrupt(
                 hash=bad.hash, part=bad.part, reason=bad.reason, detail=bad.detail
             )
+    for reason in ("missing", "corrupt"):
+        if any(bad.reason == reason for bad in result.lost):
+            yield lost(result.lost, reason)
     yield events.ChainRestored(
         request_id=request_id,
         number=result.number,
@@ -152,6 +158,20 @@ def restored(result: RowRestored, request_id: str) -> Iterator[Fact]:
         num_disk_tokens=result.num_disk_tokens,
         read_bytes=result.read_bytes,
         duration_ns=result.duration_ns,
+    )
+
+
+def lost(files: Iterable[BadFile], reason: events.LostReason) -> Fact:
+    """Those of the files that are lost for this reason, as one fact."""
+    names: dict[str, list[str]] = {"block": [], "state": [], "tail": []}
+    for bad in files:
+        if bad.reason == reason:
+            names[bad.part].append(bad.hash)
+    return events.BlocksLost(
+        hashes=tuple(names["block"]),
+        states=tuple(names["state"]),
+        tails=tuple(names["tail"]),
+        reason=reason,
     )
 
 

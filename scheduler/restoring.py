@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from scheduler.engine.base import BadFile, RestoreRow, RowRestored
 from scheduler.kvcache.codec import Filler, WrongBlock
 from scheduler.kvcache.naming import BlockFile, KeptFile, StateFile, TailFile
-from scheduler.kvcache.readahead import Announce, Fetch, Read, ReadAhead
-from scheduler.kvcache.store import ReadFailed, ReadFailure
+from scheduler.kvcache.readahead import Announce, Examine, Fetch, Read, ReadAhead
+from scheduler.kvcache.store import ReadFailed
 
-MAX_BAD = 8
-"""Files that one restore finds bad at most; after that the row begins empty."""
+MAX_BAD = 6
+"""Files that one restore finds bad by reading them at most; after that the row begins empty."""
 
 
 class Restore:
@@ -21,7 +21,8 @@ class Restore:
     What a held request had behind its blocks, its tail, follows them; else, where layers cannot be
     cut (`has_state`), the state of the deepest boundary does. If a file is bad, the row goes on
     from the last position before it that it can: the end of the last good block, or the deepest
-    good state.
+    good state. Then all files of the chain are examined, so that the row can save whatever is not
+    there; else each request for the prompt would find one more.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Restore:
         ready: Callable[[], None],
         end_thread: Callable[[], None],
         announce: Announce,
+        examine: Examine,
     ) -> None:
         self.command = command
         self.fetch = fetch
@@ -48,17 +50,20 @@ class Restore:
         self.begun_ns = time.monotonic_ns()
         self.from_memory: list[bool] = []
         self.read_bytes = 0
-        self.bad: list[BadFile] = []
+        self.bad: list[ReadFailed] = []
         wanted = [files(name, False) for name in command.hashes]
         tail = command.tail
         if tail is not None:
             assert tail.start == len(wanted) * block_tokens, "a tail follows whole blocks"
             assert tail.end == command.num_tokens, "the row ends with its tail"
             wanted.append(TailFile(domain, tail.request_id, tail.end))
-        elif command.states:
-            wanted.append(files(command.hashes[command.states[-1] - 1], True))
+        states = [files(command.hashes[depth - 1], True) for depth in command.states]
+        if tail is None and states:
+            wanted.append(states.pop())
         # The disk is busy already while the memory of the row is made ready, which takes as long.
-        self.ahead = ReadAhead(fetch, wanted, ready, end_thread, announce)
+        self.ahead = ReadAhead(
+            fetch, wanted, ready, end_thread, announce=announce, examine=examine, others=states
+        )
         with ExitStack() as if_it_fails:
             if_it_fails.callback(self.ahead.close)
             self.filler = make_filler()
@@ -70,7 +75,7 @@ class Restore:
         if found is None:
             return None
         if isinstance(found, ReadFailed):
-            self.note(found.file, found.kind, found.detail)
+            self.bad.append(found)
             return self.finish_before()
         if isinstance(found.file, StateFile):
             return self.finish_at(self.command.states[-1], found)
@@ -91,7 +96,7 @@ class Restore:
         try:
             self.filler.fill(found.block, self.block_tokens)
         except WrongBlock as error:
-            self.note(found.file, "corrupt", str(error))
+            self.bad.append(ReadFailed(found.file, "corrupt", str(error)))
             return False
         self.from_memory.append(found.tier == "memory")
         self.count(found)
@@ -116,7 +121,7 @@ class Restore:
                 continue
             found = self.fetch(self.files(self.command.hashes[depth - 1], True))
             if isinstance(found, ReadFailed):
-                self.note(found.file, found.kind, found.detail)
+                self.bad.append(found)
                 continue
             return self.finish_at(depth, found)
         return self.finish(0)
@@ -126,7 +131,7 @@ class Restore:
         try:
             self.filler.finish(depth * self.block_tokens, state.block)
         except WrongBlock as error:
-            self.note(state.file, "corrupt", str(error))
+            self.bad.append(ReadFailed(state.file, "corrupt", str(error)))
             return self.finish_before()
         self.count(state)
         return self.result(depth * self.block_tokens)
@@ -142,7 +147,7 @@ class Restore:
                 self.filler.fill(tail.block, end - start)
             self.filler.finish(end, tail.block)
         except WrongBlock as error:
-            self.note(tail.file, "corrupt", str(error))
+            self.bad.append(ReadFailed(tail.file, "corrupt", str(error)))
             return self.finish_before()
         self.read_bytes += tail.num_bytes
         return self.result(end)
@@ -154,19 +159,9 @@ class Restore:
         return self.result(position)
 
     def is_bad(self, depth: int) -> bool:
-        """Whether the state at this depth was tried already."""
-        name = self.command.hashes[depth - 1]
-        return any(bad.hash == name and bad.part == "state" for bad in self.bad)
-
-    def note(self, file: KeptFile, reason: ReadFailure, detail: str) -> None:
-        """A file that cannot be used."""
-        match file:
-            case BlockFile():
-                self.bad.append(BadFile(file.hash, "block", reason, detail))
-            case StateFile():
-                self.bad.append(BadFile(file.hash, "state", reason, detail))
-            case TailFile():
-                self.bad.append(BadFile(file.name, "tail", reason, detail))
+        """Whether the state at this depth is known to be of no use."""
+        state = self.files(self.command.hashes[depth - 1], True)
+        return any(failed.file == state for failed in (*self.bad, *self.ahead.also_bad))
 
     def result(self, position: int) -> RowRestored:
         """What came of it, with the tokens of each tier up to the position."""
@@ -183,5 +178,18 @@ class Restore:
             num_disk_tokens=disk,
             read_bytes=self.read_bytes,
             duration_ns=time.monotonic_ns() - self.begun_ns,
-            bad=tuple(self.bad),
+            bad=tuple(bad_file(failed) for failed in self.bad),
+            lost=tuple(bad_file(failed) for failed in self.ahead.also_bad),
         )
+
+
+def bad_file(failed: ReadFailed) -> BadFile:
+    """A file that cannot be used, as the engine says it."""
+    file = failed.file
+    match file:
+        case BlockFile():
+            return BadFile(file.hash, "block", failed.kind, failed.detail)
+        case StateFile():
+            return BadFile(file.hash, "state", failed.kind, failed.detail)
+        case TailFile():
+            return BadFile(file.name, "tail", failed.kind, failed.detail)

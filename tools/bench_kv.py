@@ -216,7 +216,7 @@ def timed_restore(chain: SavedChain) -> tuple[float, int]:
         chain.files,
         lambda: None,
         mx.clear_streams,
-        chain.store.read_soon,
+        announce=chain.store.read_soon,
     )
     caches = [KVCache() for _ in range(LAYERS)]
     filler = RowFiller(chain.layout, caches, chain.chain_tokens)

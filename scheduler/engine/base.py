@@ -198,6 +198,9 @@ class RowRestored:
     """The row holds its first `num_tokens` tokens: all that was asked for, or up to the last
     position before a bad file from which the row can go on (with layers that cannot be cut: the
     deepest good state), which may be 0. `read_bytes` were read from disk.
+
+    `bad` are files that were to be used. `lost` are others of the chain that were looked at then
+    and are missing or damaged as well.
     """
 
     number: int
@@ -207,6 +210,7 @@ class RowRestored:
     read_bytes: int
     duration_ns: int
     bad: tuple[BadFile, ...] = ()
+    lost: tuple[BadFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

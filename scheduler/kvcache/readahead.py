@@ -26,6 +26,7 @@ class Read:
 
 Fetch = Callable[[KeptFile], Read | ReadFailed]
 Announce = Callable[[KeptFile], int]
+Examine = Callable[[KeptFile], ReadFailed | None]
 
 ANNOUNCED_BYTES = 2**30
 """How much of a chain the system may read into its own file cache beforehand: about what a disk
@@ -38,6 +39,10 @@ def announce_nothing(_: KeptFile) -> int:
     return 0
 
 
+def examine_nothing(_: KeptFile) -> None:
+    """For chains of which nobody asks what else is bad."""
+
+
 class ReadAhead:
     """A thread that reads files in order, one ahead: while the row is filled from one block, the
     next is being read. So there are never more than two.
@@ -46,6 +51,10 @@ class ReadAhead:
     nothing follows: the chain is broken there. `end_thread` is the last that the thread does.
     `announce` is told of files some time before they are fetched, and returns the bytes that the
     system begins to read (see `BlockStore.read_soon`).
+
+    Where one file is bad, others are likely to be. So what follows it and the `others`, which are
+    not read, are then examined: what that says of them is in `also_bad` before the `ReadFailed` can
+    be taken. A disk that fails is asked no further.
     """
 
     def __init__(
@@ -54,13 +63,19 @@ class ReadAhead:
         files: Sequence[KeptFile],
         ready: Callable[[], None],
         end_thread: Callable[[], None],
+        *,
         announce: Announce = announce_nothing,
+        examine: Examine = examine_nothing,
+        others: Sequence[KeptFile] = (),
     ) -> None:
+        self.also_bad: list[ReadFailed] = []
         self._fetch = fetch
         self._files = files
         self._ready = ready
         self._end_thread = end_thread
         self._announce = announce
+        self._examine = examine
+        self._others = others
         self._announced: deque[int] = deque()
         self._announced_bytes = 0
         self._may_read = threading.Semaphore(1)
@@ -92,7 +107,7 @@ class ReadAhead:
             for number, file in enumerate(self._files):
                 self._announce_from(number)
                 self._may_read.acquire()
-                if self._closed or not self._hand_over(file):
+                if self._closed or not self._hand_over(number, file):
                     return
         finally:
             self._end_thread()
@@ -108,12 +123,26 @@ class ReadAhead:
             self._announced_bytes += num_bytes
             following += 1
 
-    def _hand_over(self, file: KeptFile) -> bool:
+    def _hand_over(self, number: int, file: KeptFile) -> bool:
         result: Read | ReadFailed = ReadFailed(file, "io_error", "the reader died")
         try:
             result = self._fetch(file)
+            if isinstance(result, ReadFailed):
+                self._look_on([*self._files[number + 1 :], *self._others])
         finally:
             # Also after an error of ours: whoever waits for the block must not wait for ever.
             self._results.put(result)
             self._ready()
         return isinstance(result, Read)
+
+    def _look_on(self, files: Sequence[KeptFile]) -> None:
+        """Notes which of these are bad as well. There are no more than the chain has."""
+        for file in files:
+            if self._closed:
+                return
+            found = self._examine(file)
+            if found is None:
+                continue
+            if found.kind == "io_error":
+                return  # each further file might take as long, and may be good another time
+            self.also_bad.append(found)

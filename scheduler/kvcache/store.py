@@ -124,6 +124,14 @@ class BlockStore:
         except Unreadable as error:
             return error.failed
 
+    def glance(self, file: KeptFile) -> ReadFailed | None:
+        """What is wrong with a file as far as its size and its header say: no data is read."""
+        try:
+            with OpenFile(self, file):
+                return None
+        except Unreadable as error:
+            return error.failed
+
     def read_soon(self, file: KeptFile) -> int:
         """Lets the system begin to read a file. Returns its bytes, or 0 when it cannot be opened:
         reading it will say why.

@@ -15,6 +15,7 @@ from tests.integration.kv_serving import (
     NUM_TOKENS,
     ask,
     expected,
+    files_below,
     num_prefilled,
     prompt,
     recorded,
@@ -108,10 +109,10 @@ def test_a_bad_block_is_a_miss_and_an_event(
     found = recorded(state_folder, events.BlockCorrupt)
     reason = "missing" if damage is delete else "corrupt"
     assert (found[0].hash, found[0].part, found[0].reason) == (names[BAD_BLOCK], "block", reason)
-    if damage is exchange:
-        assert third.num_cached_tokens == 8 // every * every * BLOCK_TOKENS
-    else:
-        assert third.num_cached_tokens == NUM_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
+    lost = [event.hashes for event in recorded(state_folder, events.BlocksLost)]
+    after_rmtree = names[1 : NUM_TOKENS // BLOCK_TOKENS]
+    assert lost == [(names[8],), after_rmtree] if damage is exchange else lost == [after_rmtree]
+    assert third.num_cached_tokens == NUM_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
     assert fourth.num_cached_tokens == 0
     assert found[-1].reason == "missing"
 
@@ -161,3 +162,22 @@ def chain_of(folder: Path, request_id: str) -> tuple[str, ...]:
     """The hashes of a prompt's blocks."""
     named = [e for e in recorded(folder, events.BlocksNamed) if e.request_id == request_id]
     return named[0].hashes
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_chain_that_lost_all_its_files_is_whole_again_after_one_request(
+    state_folder: Path, model: str
+) -> None:
+    num_blocks = NUM_TOKENS // BLOCK_TOKENS
+    with serving(state_folder, model, memory_bytes=0, state_every_blocks=STATE_EVERY) as server:
+        ask(server, prompt(1))
+        wait_for_blocks(server, num_blocks)
+        num_files = len(files_below(state_folder))
+        shutil.rmtree(state_folder / "kv")
+        second = ask(server, prompt(1))
+        wait_for_blocks(server, num_blocks)
+        assert len(files_below(state_folder)) == num_files
+        third = ask(server, prompt(1))
+    assert second.num_cached_tokens == 0
+    assert third.num_cached_tokens == num_blocks * BLOCK_TOKENS
+    assert second.content == third.content == expected(model, 1)

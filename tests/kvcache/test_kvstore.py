@@ -12,8 +12,9 @@ import pytest
 from journal import events
 from scheduler.effects import RemoveFiles
 from scheduler.engine.base import BadFile, RestoreRow
+from scheduler.keptfiles import file_of
 from scheduler.kvcache.layout import Layout
-from tests.kvcache.damage import DAMAGES, delete, exchange
+from tests.kvcache.damage import DAMAGES, delete, exchange, truncate
 from tests.kvcache.faults import FaultyFiles
 from tests.kvcache.models import Case
 from tests.kvcache.port import (
@@ -91,7 +92,36 @@ def test_a_row_ends_before_a_bad_block(
     ((name, part, reason),) = [(bad.hash, bad.part, bad.reason) for bad in result.bad]
     assert (name, part) == (NAMES[3], "block")
     assert reason == ("missing" if damage is delete else "corrupt")
+    lost = [(NAMES[4], "block", "corrupt")] * (damage is exchange)
+    assert [(each.hash, each.part, each.reason) for each in result.lost] == lost
     check_goes_on(port, depth * BLOCK_TOKENS, restored)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 2**24])
+@pytest.mark.parametrize("case", [PLAIN, HYBRID])
+def test_all_that_is_lost_of_a_chain_is_found_at_once(
+    make_port: Callable[..., Port], case: Case, memory_bytes: int
+) -> None:
+    """Without reading a block, and also of what memory still has."""
+    port = make_port(case, memory_bytes=memory_bytes)
+    port.save_row()
+    port.kv.tier.discard(file_of(port.kv.domain, NAMES[1], is_state=False))
+    for index in (1, 3, 4):
+        port.path(index).unlink()
+    truncate(port.path(5), port.path(5))
+    if port.stateful:
+        port.path(5, is_state=True).unlink()
+    _, result = port.restore()
+    assert [each.hash for each in result.bad] == [NAMES[1]]
+    lost = [(3, "block", "missing"), (4, "block", "missing"), (5, "block", "corrupt")]
+    lost += [(5, "state", "missing")] if port.stateful else []
+    found = [(NAMES.index(each.hash), each.part, each.reason) for each in result.lost]
+    assert sorted(found) == lost
+    assert result.num_tokens == (0 if port.stateful else BLOCK_TOKENS)
+    gone = [
+        file_of(port.kv.domain, each.hash, is_state=each.part == "state") for each in result.lost
+    ]
+    assert not any(file in port.kv.tier for file in gone)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -104,8 +134,9 @@ def test_a_row_goes_on_from_the_deepest_good_state(
     depth = 2 if damage is exchange else 4
     restored, result = port.restore()
     assert result.num_tokens == depth * BLOCK_TOKENS
-    bad = [(NAMES[5], "state")] + [(NAMES[3], "state")] * (damage is exchange)
-    assert [(each.hash, each.part) for each in result.bad] == bad
+    assert [(each.hash, each.part) for each in result.bad] == [(NAMES[5], "state")]
+    lost = [(NAMES[3], "state")] * (damage is exchange)
+    assert [(each.hash, each.part) for each in result.lost] == lost
     check_goes_on(port, depth * BLOCK_TOKENS, restored)
 
 

@@ -109,6 +109,7 @@ class Fetched:
         self.announced: list[KeptFile] = []
         self._store = store
         self.ready = threading.Semaphore(0)
+        self.unreadable: KeptFile | None = None
 
     def __call__(self, file: KeptFile) -> Read | ReadFailed:
         self.files.append(file)
@@ -118,9 +119,22 @@ class Fetched:
         self.announced.append(file)
         return self._store.read_soon(file)
 
-    def start(self, count: int) -> ReadAhead:
-        files = [block_file(n) for n in range(count)]
-        return ReadAhead(self, files, self.ready.release, mx.clear_streams, self.announce)
+    def examine(self, file: KeptFile) -> ReadFailed | None:
+        if file == self.unreadable:
+            return ReadFailed(file, "io_error", "the disk fails")
+        return self._store.glance(file)
+
+    def start(self, count: int, num_others: int = 0) -> ReadAhead:
+        files = [block_file(n) for n in range(count + num_others)]
+        return ReadAhead(
+            self,
+            files[:count],
+            self.ready.release,
+            mx.clear_streams,
+            announce=self.announce,
+            examine=self.examine,
+            others=files[count:],
+        )
 
 
 def test_blocks_come_in_order_and_one_ahead(tmp_path: Path) -> None:
@@ -189,6 +203,26 @@ def test_a_chain_ends_at_the_first_block_that_fails(tmp_path: Path) -> None:
     ahead._thread.join(timeout=20)
     assert fetched.files == [block_file(0), block_file(1)]
     assert ahead.take(wait=False) is None
+    assert ahead.also_bad == []
+
+
+@pytest.mark.parametrize("can_be_read", [True, False])
+def test_what_else_is_bad_is_known_when_the_first_failure_is(
+    tmp_path: Path, can_be_read: bool
+) -> None:
+    store = saved_store(tmp_path, 7)
+    for number in (1, 2, 6):
+        store.path(block_file(number)).unlink()
+    store.path(block_file(4)).write_bytes(b"")
+    fetched = Fetched(store)
+    fetched.unreadable = None if can_be_read else block_file(3)
+    ahead = fetched.start(5, num_others=2)
+    assert content(ahead.take(wait=True))
+    assert isinstance(ahead.take(wait=True), ReadFailed)
+    found = [(failed.file, failed.kind) for failed in ahead.also_bad]
+    missing = [(block_file(2), "missing")]
+    after = [(block_file(4), "corrupt"), (block_file(6), "missing")]
+    assert found == (missing + after if can_be_read else missing)
 
 
 def test_a_reader_can_be_ended_at_any_time(tmp_path: Path) -> None:

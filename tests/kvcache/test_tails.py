@@ -1,5 +1,6 @@
 """Tails: what a held request has behind its whole blocks, saved and read with the real codec."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,22 @@ def test_a_bad_block_before_a_tail_ends_the_row_there(make_port: Ports, case: Ca
     depth = 2 if port.stateful else 3
     assert result.num_tokens == depth * BLOCK_TOKENS
     assert [(bad.hash, bad.part) for bad in result.bad] == [(NAMES[3], "block")]
+    assert result.lost == ()
     check_goes_on(port, depth * BLOCK_TOKENS, restored)
+
+
+@pytest.mark.parametrize("case", [PLAIN, HYBRID])
+def test_all_that_is_lost_of_a_held_chain_is_found_at_once(make_port: Ports, case: Case) -> None:
+    port = make_port(case)
+    port.save_row()
+    port.save_tail(fed_row(case, END, 0), END)
+    shutil.rmtree(port.kv.store.folder)
+    _, result = port.restore_held(END, STATES if port.stateful else ())
+    assert [(bad.hash, bad.part) for bad in result.bad] == [(NAMES[0], "block")]
+    lost = [(name, "block") for name in NAMES[1:]] + [(f"req_1-{END}", "tail")]
+    lost += [(NAMES[depth - 1], "state") for depth in STATES] if port.stateful else []
+    assert [(bad.hash, bad.part) for bad in result.lost] == lost
+    assert {bad.reason for bad in result.lost} == {"missing"}
 
 
 # What the journal knows, and what it does not

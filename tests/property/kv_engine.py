@@ -3,6 +3,7 @@ and fills up.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -176,6 +177,8 @@ class KvEngine(FakeEngine):
             if not self.is_good(name, "block", bad):
                 break
             good += 1
+        if bad:
+            bad += self.also_bad(command.hashes[good + 1 :])
         tokens = min(good * self.block_tokens, command.num_tokens)
         if command.states:
             depths = [d for d in reversed(command.states) if d <= good]
@@ -195,6 +198,11 @@ class KvEngine(FakeEngine):
                 duration_ns=1,
             )
         )
+
+    def also_bad(self, names: Sequence[str]) -> list[AnyEvent]:
+        """What a look at the blocks behind a bad one finds."""
+        known: set[File] = {(self.domain, name, "block") for name in names}
+        return [*self.disk.verify(known, "missing"), *self.disk.verify(known, "corrupt")]
 
     def is_good(self, name: str, part: Part, bad: list[AnyEvent]) -> bool:
         """Whether the file can be read; notes it otherwise."""

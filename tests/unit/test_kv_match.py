@@ -160,6 +160,32 @@ def test_a_restore_that_came_short_prefills_the_rest_and_saves_it_again() -> Non
     assert (finished.num_disk_tokens, finished.num_prefilled_tokens) == (BLOCK, 2 * BLOCK + 3)
 
 
+def test_all_that_a_restore_found_lost_is_saved_again_as_it_is_computed() -> None:
+    driver = KvDriver(model=STATEFUL)
+    driver.run("uvwxyz", 1)
+    states = [name for name, block in driver.state.index.blocks.items() if block.state_bytes]
+    assert states == ["uv", "uvwx", "uvwxyz"]
+    driver.ask("uvwxyz", 1)
+    decisions = driver.step(
+        events.BlockCorrupt(hash="u", part="block", reason="missing", detail=""),
+        events.BlocksLost(hashes=("uv", "uvw"), states=("uv", "uvwx"), tails=(), reason="missing"),
+        events.BlocksLost(hashes=("uvwxy",), states=(), tails=(), reason="corrupt"),
+        driver.restored("b", 0),
+    )
+    [gone, damaged] = only(decisions, events.BlocksEvicted)
+    assert (gone.hashes, damaged.hashes) == (("u",), ("uvwxy",))
+    driver.prefill()
+    driver.save_all()
+    blocks = driver.state.index.blocks
+    assert list(blocks) == ["uvwx", "uvwxyz", "u", "uv", "uvw", "uvwxy"]
+    assert [name for name, block in blocks.items() if block.state_bytes] == [
+        "uvwx",
+        "uvwxyz",
+        "uv",
+    ]
+    assert set(leases(driver).values()) == {1}
+
+
 def test_a_block_that_was_lost_since_the_match_is_saved_again() -> None:
     driver = KvDriver()
     driver.run("xyz")

@@ -15,7 +15,7 @@ from scheduler.kvcache.codec import Filler
 from scheduler.kvcache.fake_codec import FakeBlock, FakeFiller
 from scheduler.kvcache.files import OsFiles
 from scheduler.kvcache.naming import BlockFile, KeptFile
-from scheduler.kvcache.readahead import Read, announce_nothing
+from scheduler.kvcache.readahead import Read, announce_nothing, examine_nothing
 from scheduler.restoring import Restore
 
 WAIT_S = 20
@@ -47,6 +47,7 @@ class Blocks:
             ready=lambda: None,
             end_thread=self.ended.set,
             announce=announce_nothing,
+            examine=examine_nothing,
         )
 
 

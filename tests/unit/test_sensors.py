@@ -7,11 +7,13 @@ import pytest
 from journal import events
 from journal.events import Record
 from scheduler.engine.base import (
+    BadFile,
     ChunkDone,
     EngineDied,
     EngineLoaded,
     RowFailed,
     RowFreed,
+    RowRestored,
     RowTokens,
     StepDone,
     TokenLogprobs,
@@ -290,3 +292,24 @@ def test_an_arrival_waits_since_the_given_clocks_time() -> None:
         clock.now_ns = at_ns
         sensors.arrive(arrival_of(f"req_{at_ns}"))
     assert sensors.waits_since_ns == 7
+
+
+def test_what_a_restore_found_lost_is_one_fact_for_each_reason() -> None:
+    core = decoding("req_a")
+    sensors = sensors_of()
+    sensors.known.row_ids[1] = "req_a"
+    lost = (
+        BadFile("y", "block", "missing", ""),
+        BadFile("z", "block", "corrupt", ""),
+        BadFile("x", "state", "missing", ""),
+        BadFile("req_a-9", "tail", "missing", ""),
+    )
+    bad = (BadFile("x", "block", "corrupt", "short"),)
+    sensors.deliver(RowRestored(1, 0, 0, 0, 0, 5, bad, lost))
+    *found, restored = sensors.collect(core.state).facts
+    assert found == [
+        events.BlockCorrupt(hash="x", part="block", reason="corrupt", detail="short"),
+        events.BlocksLost(hashes=("y",), states=("x",), tails=("req_a-9",), reason="missing"),
+        events.BlocksLost(hashes=("z",), states=(), reason="corrupt"),
+    ]
+    assert isinstance(restored, events.ChainRestored)
