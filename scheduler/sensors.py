@@ -54,7 +54,7 @@ of which some are told to wait; 8 rows and a boundary whose blocks are saved; 8 
 at most by 3 decisions (what was saved in vain, the drop, the hold); 2 requests that begin to go on,
 by 3; 5 on the ladder and 4 for a chunk without room (a hold with all its stages); 16 for 8 requests
 that are too old, 2 for one that has waited too long; 8 files that cannot be read; one eviction, one
-shrinking of memory, a batch, and a chunk's commit and plan. In all 255.
+shrinking of memory, a batch, and a chunk's commit and plan: in all 255, and the reading of memory.
 """
 
 
