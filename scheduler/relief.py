@@ -270,13 +270,15 @@ def chunk_fits(
 
 
 def tokens_with_room(state: SchedulerState, most: int) -> int:
-    """The longest chunk that stays below the high mark while it is computed, but not less than a
-    short one.
+    """The longest chunk that stays below the high mark while it is computed, or below the ceiling
+    when nobody else could be held for it, but not less than a short one.
     """
     limits, each = memory_of(state), transient_bytes_per_token(state)
     if limits is None or each == 0:
         return most
-    room = mark_bytes(state, limits.high_permille) - model_of(state).weights_bytes
+    is_alone = len(state.admitted) == 1 and not state.leaving
+    mark = limits.emergency_permille if is_alone else limits.high_permille
+    room = mark_bytes(state, mark) - model_of(state).weights_bytes
     num_tokens = (room - rows_bytes(state)) // each
     return max(min(most, MIN_CHUNK_TOKENS), min(most, num_tokens))
 

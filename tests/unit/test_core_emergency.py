@@ -256,3 +256,10 @@ def test_both_finish_one_after_the_other() -> None:
     driver.finish("req_b")
     aborts = only([r.event for r in driver.records], events.RequestAborted)
     assert (aborts, driver.state.requests) == ([], {})
+
+
+def test_lone_request_near_the_capacity_is_fed_in_whole_chunks() -> None:
+    driver = HoldDriver()
+    driver.ask("", 960, max_tokens=32)
+    [chunk] = only(driver.step(driver.chunk_done()), events.PrefillChunkPlanned)
+    assert (chunk.start, chunk.length) == (512, 447)
