@@ -37,6 +37,7 @@ With marks, and requests that are held:
     chain_saved a number=1 tail_start=32 num_tokens=40 tail_bytes=8000
     chain_save_failed a number=1 reason=disk_full
     hold_requested a, release_requested a
+    after 30s                               not a fact: the step is so much later
 """
 
 from collections.abc import Callable
@@ -54,6 +55,7 @@ from tests.unit.core_driver import LIMITS, MEMORY, MODEL, CoreDriver, server_sta
 from tests.unit.kv_driver import KV
 
 RULE = "----"
+AFTER = "after "
 Details = dict[str, Any]
 
 
@@ -75,8 +77,10 @@ class Script:
     def play(self, block: str) -> str:
         """Takes one step with the facts of this block; the block with its outcome."""
         first, self.arrived = len(self.driver.records), 0
-        facts = [self.fact(line) for line in block.splitlines()]
-        self.driver.step(*facts)
+        lines = block.splitlines()
+        waits = [line for line in lines if line.startswith(AFTER)]
+        self.driver.now_ns += sum(seconds_of(line) * 10**9 for line in waits)
+        self.driver.step(*(self.fact(line) for line in lines if line not in waits))
         state = self.driver.state
         lines = [self.line_of(record) for record in self.driver.records[first:]]
         lines += [f"-> {self.words_of_effect(effect)}" for effect in self.driver.effects]
@@ -102,6 +106,11 @@ class Script:
         seq, _ = details.pop("seq"), details.pop("event", None)
         kind = events.kind_of(type(effect).__name__)
         return f"{kind} {words_of(details)}".rstrip() + f" ({seq})"
+
+
+def seconds_of(line: str) -> int:
+    """How much later a step is. Raises ValueError for anything but whole seconds."""
+    return int(line.removeprefix(AFTER).removesuffix("s"))
 
 
 def fields_of(event: AnyEvent) -> Details:
@@ -207,13 +216,14 @@ def about_blocks(kind: type[AnyEvent], **defaults: object) -> Callable[..., AnyE
     """Reads a fact about blocks: what the line leaves out has these values."""
 
     def read(_: Script, *names: str, **details: str) -> AnyEvent:
-        lists = {k: v.split(",") for k, v in details.items() if k in ("hashes", "states")}
+        lists = {k: v.split(",") for k, v in details.items() if k in LISTS}
         named = {"request_id" if kind in OF_REQUESTS else "hash": name for name in names}
         return msgspec.convert({**defaults, **named, **details, **lists}, kind, strict=False)
 
     return read
 
 
+LISTS = ("hashes", "states", "tails")
 OF_REQUESTS = (
     events.BlocksNamed,
     events.ChainRestored,
