@@ -131,7 +131,12 @@ def test_a_negative_measurement_is_recorded_and_not_believed() -> None:
             result = replace(result, freed_bytes=-51_000_000_000)
         deliver(result)
 
+    def believes_nothing_of_it() -> None:
+        assert 0 <= world.state.memory.active_bytes < CEILING_BYTES
+        assert 0 <= world.state.memory.cached_bytes < CEILING_BYTES
+
     world.engine.deliver = lie
+    world.watch = believes_nothing_of_it
     world.run(LIMIT_NS)
     freed = [e.freed_bytes for e in events_of(world, events.KvFreed)]
     assert freed == [-51_000_000_000] * 2
