@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
 
+from journal.events import ResumeStarted
 from scheduler.replay import Replay
 from scheduler.settings import load_settings
 from scheduler.simulation.models import EIGHT_BIT_BYTES, FOUR_BIT_BYTES, workstation
@@ -152,7 +153,12 @@ def numbers_of(scenario: Scenario, world: World) -> dict[str, Number | str]:
     """What explains the measurements."""
     problem, name = problem_of(scenario, world), scenario.name
     best_ns, how = best(problem)
+    lengths = [p.num_prompt_tokens + p.num_output_tokens for p in problem.prompts]
+    rows_bytes = sum(problem.bytes_of(positions) for positions in lengths)
     return {
+        f"weights and all rows at their ends, {name}": (
+            f"{(problem.facts.weights_bytes + rows_bytes) / 1e9:.1f} GB"
+        ),
         f"total, {name}": f"{max(world.ended_ns.values()) / 1e9:.1f} s",
         f"mean end, {name}": f"{mean(world.ended_ns.values()) / 1e9:.1f} s",
         f"best, {name}": f"{best_ns / 1e9:.1f} s ({how})",
@@ -160,11 +166,18 @@ def numbers_of(scenario: Scenario, world: World) -> dict[str, Number | str]:
         f"pauses, resumes, {name}": (
             f"{world.records['RequestPaused']}, {world.records['RequestResumed']}"
         ),
+        f"held, longest, {name}": f"{longest_hold_ns(world) / 1e9:.1f} s",
         f"reclaims, KV dropped, {name}": (
             f"{world.records['ReclaimStarted']}, {world.records['KvDropped']}"
         ),
         f"decode steps, events, {name}": f"{world.engine.num_steps}, {world.journal.last.seq}",
     }
+
+
+def longest_hold_ns(world: World) -> int:
+    """How long a request was held at most."""
+    resumed = (r.event for r in world.journal.read() if isinstance(r.event, ResumeStarted))
+    return max((event.held_ns for event in resumed), default=0)
 
 
 def sizes() -> dict[str, Number | str]:
