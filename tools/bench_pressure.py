@@ -190,7 +190,10 @@ def sizes() -> dict[str, Number | str]:
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "state_bytes": facts.state_bytes,
         "transient_bytes_per_token": facts.transient_bytes_per_token,
-        "prefill": f"{engine.token_ns} ns a token + {engine.attend_ps} ps a position",
+        "prefill": (
+            f"{engine.launch_ns} ns a chunk + {engine.token_ns} ns a token"
+            f" + {engine.attend_ps} ps a position"
+        ),
         "decode step": (
             f"{engine.weights_ns} ns + {engine.row_ns} ns a row + {engine.read_ps} ps a position"
         ),

@@ -8,7 +8,8 @@ comes back in no time, and nothing is ever fed twice.
 `floor_ns` bounds every schedule, whatever it does, from below:
 
 - The prompts must be fed. Cut into chunks in any way, their tokens' own time adds up to the same,
-  and a chunk takes at least the time of its tokens.
+  a chunk takes at least the time of its tokens, and there are as few chunks as their longest
+  length allows.
 - Each row's part of each of its decode steps depends on how many positions it holds, and so not on
   the schedule.
 - What a schedule can save is the reading of the weights, once for each decode step. A row decodes
@@ -92,11 +93,13 @@ def floor_ns(problem: Problem) -> int:
     fed = sum(
         problem.feed_ns(0, p.num_prompt_tokens - 1) - p.num_prompt_tokens for p in problem.prompts
     )
+    chunks = sum(-(-(p.num_prompt_tokens - 1) // problem.chunk_tokens) for p in problem.prompts)
     rows = sum(
         problem.rows_ns(range(p.num_prompt_tokens - 1, p.num_prompt_tokens - 1 + p.left))
         for p in problem.prompts
     )
-    return fed + rows + least_steps(problem) * problem.cost.weights_ns
+    launched = chunks * problem.cost.launch_ns
+    return fed + launched + rows + least_steps(problem) * problem.cost.weights_ns
 
 
 def least_steps(problem: Problem) -> int:
@@ -139,6 +142,7 @@ def overlapped_ns(problem: Problem, prompts: Sequence[Prompt], beside: bool) -> 
         while not row.is_ready:
             length = min(problem.chunk_tokens, row.num_prompt_tokens - 1 - row.fed)
             assert problem.fits([row.held + length], length), "each prompt fits alone"
+            taken_ns += problem.cost.launch_ns
             taken_ns += max(problem.cost.weights_ns, problem.feed_ns(row.fed, length))
             row = replace(row, fed=row.fed + length)
             if beside:

@@ -13,7 +13,7 @@ class EngineCost:
     it attends to, so that its rate falls with the context; a chunk takes at least `weights_ns`, in
     which the weights are read once. A decode step reads the weights and each row's keys and values,
     `read_ps` for a position, with `row_ns` of other work for each row. Filling a row from a saved
-    block takes `copy_ns`.
+    block takes `copy_ns`. Each chunk costs `launch_ns` beside its tokens.
     """
 
     token_ns: int
@@ -22,12 +22,13 @@ class EngineCost:
     read_ps: int
     row_ns: int
     copy_ns: int
+    launch_ns: int = 0
 
     def chunk_ns(self, start: int, length: int) -> int:
         """A chunk of `length` tokens behind `start` others."""
         attended = length * start + length * (length - 1) // 2
         computed_ns = length * self.token_ns + attended * self.attend_ps // 1000
-        return max(self.weights_ns, computed_ns)
+        return self.launch_ns + max(self.weights_ns, computed_ns)
 
     def step_ns(self, contexts: list[int]) -> int:
         """A decode step of rows that hold so many positions; no row, no step."""
@@ -52,7 +53,3 @@ class DiskCost:
 
     def read_ns(self, num_bytes: int) -> int:
         return num_bytes * NS_PER_S // self.read_bytes_per_s
-
-
-FREE = EngineCost(token_ns=0, attend_ps=0, weights_ns=0, read_ps=0, row_ns=0, copy_ns=0)
-"""An engine that takes no time at all."""

@@ -36,8 +36,8 @@ def hybrid_27b(weights_bytes: int = FOUR_BIT_BYTES) -> ModelFacts:
 
 def workstation(weights_bytes: int = FOUR_BIT_BYTES) -> Hardware:
     """25 TFLOP/s and 700 GB/s of memory: 54 GFLOP for a token (2.16 ms), and 4 x 24 heads x 256 x
-    16 layers = 393 kFLOP for each position that it attends to (15.7 ns). Its disk moves 1.6 GB/s
-    both ways, and takes 20 ms for a flush.
+    16 layers = 393 kFLOP for each position that it attends to (15.7 ns); 5 ms for what a chunk
+    costs whatever its length. Its disk moves 1.6 GB/s both ways, and takes 20 ms for a flush.
     """
     engine = EngineCost(
         token_ns=2_160_000,
@@ -46,6 +46,7 @@ def workstation(weights_bytes: int = FOUR_BIT_BYTES) -> Hardware:
         read_ps=KV_BYTES_PER_TOKEN * 1_000_000_000_000 // BYTES_PER_S,
         row_ns=1_000_000,
         copy_ns=300_000,
+        launch_ns=5_000_000,
     )
     disk = DiskCost(
         write_bytes_per_s=1_600_000_000, read_bytes_per_s=1_600_000_000, flush_ns=20_000_000

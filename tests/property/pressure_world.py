@@ -27,6 +27,7 @@ ENGINE = EngineCost(
     read_ps=20_000_000,
     row_ns=5_000_000,
     copy_ns=500_000,
+    launch_ns=2_000_000,
 )
 DISK = DiskCost(write_bytes_per_s=4_000_000, read_bytes_per_s=4_000_000, flush_ns=20_000_000)
 
