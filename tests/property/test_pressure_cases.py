@@ -163,7 +163,7 @@ def test_a_request_as_large_as_the_memory_runs_alone() -> None:
     num_tokens = 2_000
     row_bytes = num_tokens * TOKEN_BYTES
     ceiling_bytes = WEIGHTS_BYTES + CHUNK * TRANSIENT_BYTES + row_bytes
-    for reserve in ("bound", "expected"):
+    for reserve in ("bound", "expected", "chunk"):
         settings = settings_under(ceiling_bytes, memory__reserve=reserve)
         world = World(settings, hardware_of(), seed=1)
         small = Asked(num_prompt_tokens=100, max_tokens=50, at_ns=5 * S)
