@@ -213,7 +213,8 @@ def hold_alone(state: SchedulerState, draft: Draft, limits: MemoryLimits, reques
     no way to serve it.
     """
     emergency_bytes = mark_bytes(state, limits.emergency_permille)
-    if request.restoring or lasting_bytes(state) < emergency_bytes:
+    goes_on = request.phase is Phase.RESUMING or request.restoring
+    if goes_on or lasting_bytes(state) < emergency_bytes:
         return
     if request.dropped_alone or not limits.pause:
         give_up(state, draft, request)
