@@ -3,7 +3,14 @@
 from journal import events
 from journal.events import Limits
 from scheduler.state import Relief, SchedulerState
-from scheduler.usage import fixed_bytes, mark_bytes, memory_of, rows_bytes, usage_bytes
+from scheduler.usage import (
+    fixed_bytes,
+    mark_bytes,
+    memory_of,
+    passing_bytes,
+    rows_bytes,
+    usage_bytes,
+)
 
 
 def memory_sampled(state: SchedulerState, event: events.MemorySampled) -> None:
@@ -21,6 +28,7 @@ def memory_sampled(state: SchedulerState, event: events.MemorySampled) -> None:
         memory.reclaimed = False  # what left memory is with the allocator now
     end_reliefs(state, ("shrink",))
     memory.usage_bytes = usage_bytes(state)
+    memory.passing_bytes = passing_bytes(state)
     needed = fixed_bytes(state) + rows_bytes(state)
     memory.tier_bytes = max(0, mark_bytes(state, limits.low_permille) - needed)
     over_high = memory.usage_bytes >= mark_bytes(state, limits.high_permille)
@@ -83,6 +91,7 @@ def row_left(state: SchedulerState, number: int, freed_bytes: int) -> None:
     freed = max(0, freed_bytes)
     state.memory.active_bytes = max(0, state.memory.active_bytes - freed)
     state.memory.cached_bytes += freed
+    state.memory.passing_bytes = max(0, state.memory.passing_bytes - freed)
     state.memory.reclaimed = False
     if any(relief.number == number for relief in state.reliefs):
         state.reliefs = [relief for relief in state.reliefs if relief.number != number]

@@ -14,7 +14,14 @@ from scheduler.prefix import Match, match, state_bytes
 from scheduler.request import Phase, Request
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
-from scheduler.usage import firm_bytes, fixed_bytes, mark_bytes, memory_of, rows_bytes
+from scheduler.usage import (
+    firm_bytes,
+    fixed_bytes,
+    kept_bytes,
+    mark_bytes,
+    memory_of,
+    rows_bytes,
+)
 
 MAX_RESUMED = 2
 """Held requests that begin to go on in one step at most."""
@@ -138,6 +145,15 @@ def resume(state: SchedulerState, draft: Draft) -> None:
             return
 
 
+def is_still_short(state: SchedulerState, request: Request, need_bytes: int) -> bool:
+    """Whether a request that was dropped though it was alone would meet the same emergency again:
+    what is in use without it, by the newest reading, leaves too little.
+    """
+    if not request.dropped_alone or state.memory.ceiling_bytes is None:
+        return False
+    return kept_bytes(state) + need_bytes > state.memory.ceiling_bytes
+
+
 def go_on(draft: Draft, request: Request, num_cached_tokens: int) -> None:
     """The row is what the request was; what of it is lost is fed again. Nothing stays pinned."""
     draft.decisions.append(
@@ -189,7 +205,7 @@ def begin(state: SchedulerState, draft: Draft, request: Request) -> bool:
         return False
     start = start_of(state, request)
     need_bytes = reserve_bytes(state, request, request.max_tokens, start.num_tokens)
-    if not fits(state, draft, need_bytes):
+    if not fits(state, draft, need_bytes) or is_still_short(state, request, need_bytes):
         return False
     num_others = num_rows(state, draft)
     draft.decisions.append(
@@ -225,19 +241,20 @@ def begin(state: SchedulerState, draft: Draft, request: Request) -> bool:
 
 
 def waits_for_others(state: SchedulerState) -> int | None:
-    """The number of the request that would be next, while nothing is in the engine and the ceiling,
-    which follows what other programs leave, is too low for it.
+    """The number of the request that would be next, while nothing is in the engine and something
+    else has the memory: the ceiling, which follows what other programs leave, is too low for it, or
+    it was dropped though it was alone.
     """
     limits = memory_of(state)
-    if limits is None or not limits.is_auto or state.admitted or state.leaving:
+    if limits is None or state.admitted or state.leaving:
         return None
     if not state.engine_ready or state.stopping:
         return None
     for number in state.paused:
         request = state.requests[number]
         if not request.hold and request.held_reason is None:
-            return number
-    return state.waiting[0] if state.waiting else None
+            return number if limits.is_auto or request.dropped_alone else None
+    return state.waiting[0] if limits.is_auto and state.waiting else None
 
 
 def waited_until_ns(state: SchedulerState, request: Request) -> int:

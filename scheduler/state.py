@@ -28,7 +28,8 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `usage_bytes` is the larger of the reading and the analytic sum, with what is reserved and not
     yet allocated. `num_high` and `num_emergency` count readings over a mark, one after the other,
     since the last action ended; `level` is the mark that is left only below it by the hysteresis.
-    `tier_bytes` is what the rows leave below the low mark for blocks in memory.
+    `tier_bytes` is what the rows leave below the low mark for blocks in memory,
+    `passing_bytes` what of the reading goes away by itself.
     `declared`: the emergency is in the journal; `reclaimed`: the allocator was asked,
     and nothing else was done since.
     """
@@ -41,6 +42,7 @@ class Memory(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_high: int = 0
     num_emergency: int = 0
     tier_bytes: int | None = None
+    passing_bytes: int = 0
     level: str = ""
     declared: bool = False
     reclaimed: bool = False

@@ -115,5 +115,14 @@ def lasting_bytes(state: SchedulerState) -> int:
     assert state.model is not None
     now_bytes, _ = sums_of_rows(state)
     analytic = state.model.weights_bytes + now_bytes + transient_bytes(state)
-    passing = state.index.hot_bytes + leaving_bytes(state)
-    return max(analytic, state.memory.active_bytes - passing)
+    return max(analytic, kept_bytes(state))
+
+
+def passing_bytes(state: SchedulerState) -> int:
+    """What goes away by itself: rows that leave, blocks in memory and in the writers' hands."""
+    return state.index.hot_bytes + leaving_bytes(state)
+
+
+def kept_bytes(state: SchedulerState) -> int:
+    """The reading less what goes away by itself, or was on its way when it was taken."""
+    return state.memory.active_bytes - max(state.memory.passing_bytes, passing_bytes(state))

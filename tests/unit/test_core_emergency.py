@@ -117,8 +117,10 @@ def test_alone_at_the_emergency_mark_it_is_dropped_once_and_then_aborted() -> No
         "batch_changed",
     ]
     assert only(decisions, events.KvDropped)[0].reason == "alone"
-    decisions = driver.step(driver.freed("req_a"))
-    assert kinds(decisions)[0] == "resume_started", "it goes on at once, from what is on disk"
+    assert driver.step(driver.freed("req_a")) == [], "something else has the memory still"
+    assert driver.step(driver.sampled(EMERGENCY)) == []
+    decisions = driver.step(driver.sampled(FINE))
+    assert kinds(decisions)[0] == "resume_started", "it goes on from what is on disk"
     driver.step(driver.restored("req_a"))
     driver.feed()
     driver.step(driver.sampled(FINE))
@@ -263,3 +265,37 @@ def test_lone_request_near_the_capacity_is_fed_in_whole_chunks() -> None:
     driver.ask("", 960, max_tokens=32)
     [chunk] = only(driver.step(driver.chunk_done()), events.PrefillChunkPlanned)
     assert (chunk.start, chunk.length) == (512, 447)
+
+
+def test_lone_row_that_was_dropped_is_given_up_when_the_memory_does_not_come_back() -> None:
+    driver = running("x")
+    driver.press(EMERGENCY)
+    driver.step(driver.freed("req_a"))
+    limits = driver.state.limits
+    assert limits is not None
+    assert limits.memory is not None
+    driver.pass_ns(limits.memory.wait_limit_ns)
+    [aborted] = only(driver.step(driver.sampled(EMERGENCY)), events.RequestAborted)
+    assert (aborted.reason, aborted.had_row) == ("memory_wait", False)
+
+
+def test_row_that_was_filled_in_this_step_is_not_held_before_it_goes_on() -> None:
+    driver = running("x")
+    driver.pause("req_a")
+    driver.release("req_a")
+    driver.step(driver.sampled(EMERGENCY))
+    restored = driver.restored("req_a")
+    decisions = driver.step(driver.sampled(EMERGENCY), restored)
+    assert "request_resumed" in kinds(decisions)
+    assert "pause_started" not in kinds(decisions)
+
+
+def test_reading_counts_what_was_on_its_way_when_it_was_taken() -> None:
+    driver = HoldDriver()
+    driver.ask("xy", 1)
+    driver.feed()
+    assert driver.state.index.writing_bytes > 10_000
+    driver.press(EMERGENCY + 10_000)
+    driver.save_all()
+    assert driver.state.index.writing_bytes == 0
+    assert not only([record.event for record in driver.records], events.KvDropped)
