@@ -159,7 +159,7 @@ def warm(state: SchedulerState, name: str, num_bytes: int) -> None:
 
 
 def block_save_failed(state: SchedulerState, event: events.BlockSaveFailed) -> None:
-    """A block that its row still holds is tried again, unless a folder stands in its place."""
+    """A block that its row still holds is tried again, unless something stands in its place."""
     index = state.index
     is_block = event.part == "block"
     writing = (index.writing if is_block else index.writing_states).pop(event.hash, None)

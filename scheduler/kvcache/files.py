@@ -145,8 +145,8 @@ class OsFiles:
         return os.scandir(folder)
 
     def free_bytes(self, folder: Path) -> int:
-        """What this user may still write to the file system of a folder."""
-        status = os.statvfs(folder)
+        """What this user may still write to the file system of a folder, which is no file."""
+        status = os.statvfs(f"{folder}/")
         return status.f_bavail * status.f_frsize
 
 

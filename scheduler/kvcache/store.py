@@ -26,7 +26,7 @@ _PROBE = "probe"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
-OBSTRUCTED = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
+OBSTRUCTED = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
 """What opening or reading something says that is there but is no file of ours any more."""
 
@@ -47,7 +47,8 @@ class Saved:
 class SaveFailed:
     """The file is not on disk.
 
-    `disk_full`: no space, or less than the reserve; `obstructed`: a folder stands in its place;
+    `disk_full`: no space, or less than the reserve; `obstructed`: a folder stands in its place,
+    or a file in that of its folder, which is in the way of nothing else;
     `given_up`: it was not tried, because saving has stopped or the server ends. `num_bytes` is
     what it would have taken.
     """
@@ -99,6 +100,10 @@ class BlockStore:
         file_bytes = len(head) + sum(piece.nbytes for piece in data)
         try:
             self._keep_reserve(file_bytes)
+        except OSError as error:  # It is the whole store's trouble, also if something obstructs it.
+            kind = "disk_full" if error.errno in FULL else "io_error"
+            return SaveFailed(file, kind, str(error), file_bytes)
+        try:
             self._write(file.path, [memoryview(head), *data])
         except OSError as error:
             return SaveFailed(file, save_failure(error), str(error), file_bytes)

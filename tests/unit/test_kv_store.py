@@ -236,3 +236,30 @@ def test_a_folder_with_content_is_nobody_s_to_remove(tmp_path: Path) -> None:
     assert isinstance(failed, SaveFailed)
     assert failed.kind == "obstructed"
     assert (store.path(BLOCK) / "inner").is_dir()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_file_in_place_of_a_folder_is_in_the_way_of_its_blocks_only(
+    depth: int, tmp_path: Path
+) -> None:
+    store = BlockStore(tmp_path / "kv")
+    obstacle = store.path(BLOCK).parents[depth]
+    obstacle.parent.mkdir(parents=True)
+    obstacle.write_bytes(b"")
+    failed = store.save(BLOCK, piece())
+    assert isinstance(failed, SaveFailed)
+    assert failed.kind == "obstructed"
+    assert store.probe(10) is None
+    other = type(BLOCK)("0" * 64, BLOCK.hash)
+    assert isinstance(store.save(other, piece()), Saved)
+
+
+def test_a_file_in_place_of_the_store_s_own_folder_is_in_the_way_of_all(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path / "kv")
+    store.folder.write_bytes(b"")
+    failed = store.save(BLOCK, piece())
+    assert isinstance(failed, SaveFailed)
+    assert failed.kind == "io_error"
+    assert store.probe(10) is not None
+    with pytest.raises(NotADirectoryError):
+        store.free_bytes()
