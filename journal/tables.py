@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = "0003"
+SCHEMA = "0004"
 """The newest revision in migrations/versions."""
 
 metadata = MetaData()
@@ -174,8 +174,10 @@ block = Table(
     Column("planned_ns", Integer, nullable=False),
     Column("saved_ns", Integer),
     Column("last_use_ns", Integer),
+    Column("writing_parts", Integer, nullable=False, server_default="0"),
     # A start removes what the run before has left half written, whatever the number of blocks.
     Index("block_planned", "hash", sqlite_where=text("saved_ns IS NULL")),
+    Index("block_writing", "hash", sqlite_where=text("writing_parts <> 0")),
     sqlite_strict=True,
 )
 

@@ -21,7 +21,7 @@ from journal.reader import JournalReader
 from tests.journal_steps import Steps, request_id, run_of, run_sql
 from tests.pause_steps import decoding, hold, sample
 
-RENAMED = {"0001": {"num_prefilled_tokens": "num_fed_tokens"}, "0002": {}}
+RENAMED = {"0001": {"num_prefilled_tokens": "num_fed_tokens"}, "0002": {}, "0003": {}}
 """What a column is called now, by the revision that called it otherwise."""
 
 COPIED = ("events", "step_tokens", "token_ids", "request_parameters", "minute", "run", "request")
@@ -47,7 +47,7 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
     with closing(sqlite3.connect(old)) as connection:
         connection.execute("ATTACH ? AS new", (str(new),))
         columns: dict[str, dict[str, str]] = {}
-        for table in (*COPIED, *(("block",) if revision > "0001" else ())):
+        for table in (*COPIED, *(("block",) if revision > "0001" else ()), *held_tables(revision)):
             names = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
             renamed = RENAMED[revision] if table == "request" else {}
             columns[table] = {name: renamed.get(name, name) for name in names}
@@ -58,7 +58,8 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
         for seq, body in connection.execute("SELECT seq, body FROM new.carried_rows").fetchall():
             base = json.loads(body)
             rows = base["rows"]
-            del rows["pauses"], rows["pins"]
+            if not held_tables(revision):
+                del rows["pauses"], rows["pins"]
             if revision == "0001":
                 del base["blocks"]
             rows["requests"] = [as_before(row, columns["request"]) for row in rows["requests"]]
@@ -66,6 +67,11 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
             rows["minute"] = as_before(rows["minute"], columns["minute"])
             connection.execute("INSERT INTO carried_rows VALUES (?, ?)", (seq, json.dumps(base)))
         connection.commit()
+
+
+def held_tables(revision: str) -> tuple[str, ...]:
+    """The tables of held requests, if the schema has them."""
+    return ("pause", "pin", "memory_sample") if revision > "0002" else ()
 
 
 def as_before(row: dict[str, object], columns: dict[str, str]) -> dict[str, object]:
@@ -78,7 +84,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["0001", "0002"])
+@pytest.fixture(params=["0001", "0002", "0003"])
 def old(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> Path:
     """A journal of an earlier schema: one request has finished, one decodes, one waits."""
     journal = Journal.open(tmp_path / "new")

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from journal import events
+from journal.blocks import BLOCK_PART, STATE_PART, BlockRow, apply, changes_of
 from journal.events import AnyEvent, KvLimits
 from scheduler import effects
 from scheduler.deadlines import deadline_ns
@@ -69,6 +70,8 @@ class KvWorld(World):
         self.disk = Disk()
         self.labels: dict[str, list[str]] = {}
         self.prompts: dict[str, int] = {}
+        self.rows: dict[str, BlockRow] = {}
+        self.num_viewed = 0
         self.num_named: Counter[str] = Counter()
         self.domain = ""
         self.max_bytes = 0
@@ -245,10 +248,28 @@ class KvWorld(World):
         index = self.state.index
         if only(step, events.BlockSavePlanned):
             assert index.disk_bytes + index.writing_bytes <= self.max_bytes
+        self.check_view()
         for finished in only(step, events.RequestFinished):
             restored = finished.num_memory_tokens + finished.num_disk_tokens
             total = restored + finished.num_prefilled_tokens
             assert total == finished.num_prompt_tokens, "prompt = memory + SSD + prefilled"
+
+    def check_view(self) -> None:
+        """The journal's table of blocks says what the index does."""
+        for record in self.driver.records[self.num_viewed :]:
+            for change in changes_of(record, self.setup.domain, BLOCK):
+                apply(self.rows, change)
+        self.num_viewed = len(self.driver.records)
+        index = self.state.index
+        sizes = {name: (b.block_bytes, b.state_bytes) for name, b in index.blocks.items()}
+        for name in (*index.early_states, *index.writing, *index.writing_states):
+            sizes.setdefault(name, (0, index.early_states.get(name, 0)))
+        assert {n: (row.block_bytes, row.state_bytes) for n, row in self.rows.items()} == sizes
+        saved = {name for name, row in self.rows.items() if row.saved_ns is not None}
+        assert saved == set(index.blocks)
+        for name, row in self.rows.items():
+            on_the_way = (name in index.writing, name in index.writing_states)
+            assert row.writing_parts == on_the_way[0] * BLOCK_PART + on_the_way[1] * STATE_PART
 
     def perform_other(self, effect: effects.Effect) -> None:
         match effect:

@@ -10,10 +10,13 @@ from journal.blocks import BlockRow
 from journal.events import (
     BlockCorrupt,
     BlockSaveFailed,
+    BlockSavePlanned,
     BlocksEvicted,
     BlocksLost,
     ChainRestored,
     Fact,
+    Part,
+    PlannedBlock,
     PrefillChunkCommitted,
     RequestAdmitted,
     RequestRetried,
@@ -109,6 +112,61 @@ def test_a_state_is_known_while_its_block_is_tried_again(both: Both) -> None:
     assert both("commit", [received(2)], [dropped])[C].state_bytes == 0
 
 
+def planned(name: str, index: int, part: Part) -> BlockSavePlanned:
+    """The decision to save one file."""
+    block = PlannedBlock(index=index, hash=name, part=part, parent=B)
+    return BlockSavePlanned(request_id=request_id(1), number=1, blocks=(block,))
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_state_is_known_though_its_block_failed_before_it_was_saved(
+    both: Both, is_early: bool
+) -> None:
+    both("commit", [received(2)], [planned(C, 2, "state")])
+    failed = BlockSaveFailed(hash=C, part="block", reason="disk_full", detail="")
+    row = both.facts(failed)[C]
+    assert (row.saved_ns, row.writing_parts) == (None, 2)
+    if is_early:
+        assert both("save", C, 50, "state")[C].state_bytes == 50
+    again = both("commit", [received(3)], [planned(C, 2, "block")])[C]
+    assert (again.writing_parts, again.planned_ns) == (1 if is_early else 3, row.planned_ns)
+    if not is_early:
+        both("save", C, 50, "state")
+    row = both("save", C, 300)[C]
+    assert (row.block_bytes, row.state_bytes, row.writing_parts) == (300, 50, 0)
+    assert (row.parent, row.end_tokens) == (B, 3 * KV_BLOCK_TOKENS)
+
+
+def test_a_state_that_came_without_its_block_goes_with_its_row(both: Both) -> None:
+    both("commit", [received(2)], [planned("d" * 64, 3, "state")])
+    assert both("save", "d" * 64, 50, "state")["d" * 64].state_bytes == 50
+    gone = BlocksEvicted(
+        domain=KV_DOMAIN, hashes=(), states=("d" * 64,), freed_bytes=50, reason="bad"
+    )
+    assert set(both("commit", [received(3)], [gone])) == {A, B, C}
+
+
+def test_a_state_that_is_not_saved_leaves_nothing(both: Both) -> None:
+    both("commit", [received(2)], [planned("d" * 64, 3, "state")])
+    assert both.facts(BlockSaveFailed(hash="d" * 64, part="state", reason="given_up", detail=""))
+    assert set(both.rows()) == {A, B, C}
+
+
+def test_what_is_being_written_of_a_block_that_is_lost_still_is(both: Both) -> None:
+    both("commit", [received(2)], [planned(B, 1, "state")])
+    lost = BlocksLost(hashes=(B,), states=(), reason="missing")
+    row = both.facts(lost)[B]
+    assert (row.saved_ns, row.last_use_ns, row.block_bytes, row.writing_parts) == (None, None, 0, 2)
+    both("start")
+    assert set(both.rows()) == {A}
+
+
+def test_a_start_leaves_nothing_on_its_way(both: Both) -> None:
+    both("commit", [received(2)], [planned(B, 1, "state")])
+    both("start")
+    assert [row.writing_parts for row in both.rows().values()] == [0, 0]
+
+
 def test_a_save_that_fails_leaves_nothing(both: Both) -> None:
     failed = BlockSaveFailed(hash=C, part="block", reason="disk_full", detail="")
     assert set(both.facts(failed)) == {A, B}
@@ -162,7 +220,7 @@ def test_blocks_are_the_same_after_a_compaction(both: Both) -> None:
         ("UPDATE block SET block_bytes = 7 WHERE parent = ''", "block_bytes is 7, rebuilt 100"),
         ("DELETE FROM block WHERE parent = ''", "block: a row is missing"),
         (
-            f"INSERT INTO block VALUES ('x', 'd', '{A}', 1, 1, 0, 1, 1, 1)",
+            f"INSERT INTO block VALUES ('x', 'd', '{A}', 1, 1, 0, 1, 1, 1, 0)",
             "block: a row is too many",
         ),
         ("UPDATE run SET kv_domain = 'x'", "kv_domain is 'x'"),

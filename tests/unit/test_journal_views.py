@@ -179,7 +179,7 @@ def test_a_chain_is_walked_no_further_than_it_was_pinned(tmp_path: Path) -> None
     journal = Journal.open(tmp_path)
     steps = HoldingSteps(journal)
     steps.start()
-    block = "INSERT INTO block VALUES (?, 'd', ?, 16, 1, 0, 1, 1, 1)"
+    block = "INSERT INTO block VALUES (?, 'd', ?, 16, 1, 0, 1, 1, 1, 0)"
     run_sql(journal, block, (A, B))
     run_sql(journal, block, (B, A))
     run_sql(journal, f"INSERT INTO pin VALUES (1, 'r', 'd', 1, '{A}', 16, 0, 1)")
