@@ -113,6 +113,8 @@ def test_the_younger_row_is_held_while_others_take_the_memory(
         serving(short, model, scheduler=CHUNKS, memory=marks, **SMALL) as server,
         ThreadPoolExecutor(2) as threads,
     ):
+        wait_for(short, events.EngineReady)
+        idle_bytes = mx.get_active_memory()
         asked = [threads.submit(ask, server, prompt(0, sizes[0]), 400)]
         wait_for(short, events.TokensDecoded, 10)
         asked.append(threads.submit(ask, server, prompt(1, sizes[1]), 400))
@@ -123,6 +125,9 @@ def test_the_younger_row_is_held_while_others_take_the_memory(
         del ballast
         mx.clear_cache()
         answers = [each.result() for each in asked]
+        wait_for(short, events.KvFreed, 3)
+        gc.collect()
+        assert abs(mx.get_active_memory() - idle_bytes) < 2**20, "nothing stays behind"
     assert [a.content for a in answers] == [a.content for a in expected]
     assert (held.number, held.reason in ("high", "emergency")) == (2, True)
     if num_prompt == NUM_PROMPT:
