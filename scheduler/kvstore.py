@@ -303,11 +303,15 @@ class KvStore:
             self.tier.discard(file_of(self.domain, bare, is_state=is_state))
 
     def close(self, limit_s: float) -> None:
-        """Waits for what the writers hold, at most so long, and ends the threads."""
+        """Ends the threads. The journal will not hear of what is saved from here on: what is queued
+        is given up, and what is being written is waited for at most so long, so that it is not left
+        half written.
+        """
         self.closing.set()
-        unsaved = self.writers.close(limit_s)
-        if unsaved:
-            log.warning("blocks were not saved before the stop", count=len(unsaved))
+        num_unsaved = self.writers.give_up("the server ends")
+        num_unsaved += len(self.writers.close(limit_s))
+        if num_unsaved:
+            log.warning("blocks were not saved before the stop", count=num_unsaved)
         if self.keeper is not None:
             self.keeper.join()
 

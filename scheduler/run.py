@@ -44,8 +44,10 @@ MAX_QUESTIONS = 256
 """Questions about the state that wait for the loop at most."""
 
 DISTRIBUTIONS = ("mlx-fermata", "mlx", "mlx-lm", "sqlalchemy", "msgspec")
-KV_CLOSE_LIMIT_S = 30.0
-"""How long a stop waits for blocks that are being written."""
+KV_CLOSE_LIMIT_S = 2.0
+"""How long the end waits for files in the middle of which it came: nothing of them is kept, and the
+next start removes what is left of them.
+"""
 
 FULL_LOG_EVERY_NS = 60_000_000_000
 """A disk that stays full is logged so often at most."""

@@ -103,6 +103,12 @@ class Writers:
         with self._changed:
             return self._stop_reason
 
+    @property
+    def num_queued(self) -> int:
+        """How many files no thread has begun with."""
+        with self._changed:
+            return len(self._queue)
+
     def offer(self, file: KeptFile, tensors: Mapping[str, Tensor]) -> bool:
         """Takes the block, or says no at once: no room, saving has stopped, or the server ends.
 
@@ -126,6 +132,14 @@ class Writers:
             if self._stopped_ns:
                 self._probe_at_ns = 0
                 self._changed.notify_all()
+
+    def give_up(self, why: str) -> int:
+        """Gives up what is queued; what is being written goes on. Returns how many files went."""
+        with self._changed:
+            given_up = self._clear_queue(why)
+            self._changed.notify_all()
+        self._deliver_all(given_up)
+        return len(given_up)
 
     def close(self, limit_s: float) -> list[KeptFile]:
         """Waits at most so long until everything taken is saved, gives up the rest and ends the

@@ -45,10 +45,11 @@ def kv_settings(folder: Path, **overrides: object) -> Settings:
     return settings_in(folder, kv__block_tokens=BLOCK_TOKENS, kv__reserve_bytes=0, **overrides)
 
 
-def wait_until_closed(run: Run) -> None:
-    """Returns once the loop takes no more steps."""
+def wait_until_given_up(run: Run) -> None:
+    """Returns once the loop takes no more steps, and nothing is left for the writers to begin."""
+    assert run.kv is not None
     deadline = time.monotonic() + LIMIT_S
-    while not run.closed:
+    while not run.closed or run.kv.writers.num_queued:
         assert time.monotonic() < deadline
 
 
@@ -97,7 +98,7 @@ def test_a_stop_that_may_not_wait_leaves_nothing_behind(
         if in_a_hurry:
             await asyncio.to_thread(wait_for, state_folder, events.ServerStopping)
             service.stop("SIGTERM")
-        await asyncio.to_thread(wait_until_closed, service._run)  # pyright: ignore[reportPrivateUsage]
+        await asyncio.to_thread(wait_until_given_up, service._run)  # pyright: ignore[reportPrivateUsage]
         may_write.set()
 
     async def after(service: Service) -> None:

@@ -181,6 +181,24 @@ def test_probes_come_by_themselves(tmp_path: Path) -> None:
     assert office.writers.close(NEVER_S) == []
 
 
+def test_what_is_given_up_is_never_begun(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.hold()
+    office.offer(1, 2, 3)
+    while office.writers.num_queued > 2:
+        pass
+    assert office.writers.give_up("enough") == 2
+    assert [(r.file, r.kind, r.detail) for r in office.take(2) if isinstance(r, SaveFailed)] == [
+        (block(2), "given_up", "enough"),
+        (block(3), "given_up", "enough"),
+    ]
+    assert (office.writers.num_queued, office.writers.held_bytes) == (0, ITEM_BYTES)
+    office.let_go()
+    assert [type(result) for result in office.take(1)] == [Saved]
+    assert office.writers.close(NEVER_S) == []
+    assert files_below(tmp_path) == [block(1).path]
+
+
 def test_a_name_that_is_taken_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / block(1).path / "inner").mkdir(parents=True)
     office = Office(tmp_path)
