@@ -216,9 +216,13 @@ class Metrics:
             case events.BlockSaveFailed():
                 self.save_failures[event.reason] += 1
             case events.BlocksEvicted():
-                self.evicted_blocks[event.reason] += len(event.hashes)
+                if event.hashes:
+                    self.evicted_blocks[event.reason] += len(event.hashes)
                 self.evicted_bytes[event.reason] += event.freed_bytes
             case events.BlockCorrupt():
                 self.bad_files[event.reason] += 1
+            case events.BlocksLost():
+                num_files = len(event.hashes) + len(event.states) + len(event.tails)
+                self.bad_files[event.reason] += num_files
             case _:
                 pass

@@ -8,6 +8,7 @@ from journal import events
 from scheduler.metrics import HELD_BOUNDS_NS, Metrics
 from tests.unit.core_driver import CoreDriver
 from tests.unit.hold_driver import CEILING, EMERGENCY, FINE, HIGH, HoldDriver, hold_limits
+from tests.unit.kv_driver import STATEFUL, KvDriver
 
 SECOND = 10**9
 
@@ -119,3 +120,18 @@ def test_ends_set_the_pace_and_refusals_do_not() -> None:
     finished = [r.at_ns for r in driver.records if isinstance(r.event, events.RequestFinished)]
     assert list(metrics.pace.ends) == finished
     assert metrics.prompt_tokens == 17, "of the one that was taken"
+
+
+def test_bad_files_are_counted_by_reason_and_blocks_that_went_as_blocks() -> None:
+    driver = KvDriver(model=STATEFUL)
+    driver.run("wxyz", 1)
+    driver.step(events.BlockCorrupt(hash="wx", part="state", reason="corrupt", detail=""))
+    metrics = counted(driver)
+    assert dict(metrics.bad_files) == {"corrupt": 1}
+    assert (dict(metrics.evicted_blocks), list(metrics.evicted_bytes)) == ({}, ["bad"])
+    assert not [name for name in published(metrics) if name.startswith("fermata_kv_evicted_blocks")]
+    driver.step(events.BlocksLost(hashes=("wxy", "wxyz"), states=("wxyz",), reason="missing"))
+    driver.step(events.BlockCorrupt(hash="w", part="block", reason="corrupt", detail=""))
+    metrics = counted(driver)
+    assert dict(metrics.bad_files) == {"corrupt": 2, "missing": 3}
+    assert dict(metrics.evicted_blocks) == {"bad": 1}
