@@ -60,8 +60,8 @@ def verify(reader: JournalReader, store: BlockStore) -> Report:
     for file, num_bytes in known_files(reader):
         if num_bytes is None:
             continue
-        report.num_files += 1
         found = store.verify(file)
+        report.num_files += not (isinstance(found, ReadFailed) and found.kind == "missing")
         report.num_bytes += 0 if isinstance(found, ReadFailed) else found
         wrong = finding_of(found, num_bytes)
         if wrong is not None and still_there(reader, file):
