@@ -215,7 +215,9 @@ class KvSettings(Group):
 
     `enabled`: without it nothing is saved, and every prompt is computed from its start.
     `block_tokens`: tokens in a block; null takes 256, and 64 for models under a gigabyte.
-    `max_bytes`: all files, those in use included. `reserve_bytes`: stay free on the file system.
+    `max_bytes`: all files, those in use included. `reserve_bytes`: stay free on the file system;
+    with 0 they can fill it, and if it is small and the journal's own, nothing is committed then:
+    requests stand still until there is space.
     `memory_bytes`: recently used blocks in memory; 0 keeps none. `writing_bytes`: blocks in the
     writers' hands. `max_age_days`: a block that was not used for so long goes; 0 keeps it.
     `state_every_blocks`: between two states of layers that cannot be cut; 0 is as many as take the
