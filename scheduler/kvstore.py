@@ -34,6 +34,7 @@ from scheduler.kvcache.codec import BlockCodec, UnsupportedCache
 from scheduler.kvcache.fileformat import Tensor
 from scheduler.kvcache.leftovers import Leftovers
 from scheduler.kvcache.naming import (
+    KEY_FILE,
     BlockFile,
     BlockNamer,
     KeptFile,
@@ -80,7 +81,7 @@ class KvStore:
         self.block_tokens = block_tokens
         self.fingerprint = fingerprint
         self.deliver = deliver
-        self.secret = load_key(state_folder / "key").secret
+        self.secret = load_key(state_folder / KEY_FILE).secret
         self.store = BlockStore(state_folder / "kv", reserve_bytes=settings.reserve_bytes)
         self.leftovers = Leftovers(self.store)
         self.tier = MemoryTier(settings.memory_bytes, codec.size_of)

@@ -21,6 +21,7 @@ import structlog
 from api.settings import BACKLOG
 from scheduler.engine.model import ModelError, ModelSource
 from scheduler.engine.models import resolve
+from scheduler.kvcache.naming import KEY_FILE, KeyDamaged, read_key
 from scheduler.settings import ConfigurationError, Settings, load_settings
 from tools.server_file import ServerFile, remove_server_file, write_server_file
 
@@ -45,6 +46,7 @@ def run(config: Path | None, overrides: Mapping[str, object]) -> int:
         settings = load_settings(config, overrides)
         source = resolve(settings)
         make_state_folder(settings.state)
+        check_key(settings)
         listener = listen(settings.server.host, settings.server.port)
     except (ConfigurationError, ModelError, StartError) as error:
         return fail(str(error))
@@ -168,6 +170,22 @@ def make_state_folder(state: Path) -> None:
         raise StartError(
             f"the state folder {state} cannot be written ({error.strerror}): "
             "name another with --state"
+        ) from error
+
+
+def check_key(settings: Settings) -> None:
+    """If there is a key of saved KV, it can be used. Raises StartError."""
+    key = settings.state / KEY_FILE
+    if not settings.kv.enabled or not key.exists():
+        return
+    try:
+        read_key(key)
+    except KeyDamaged as error:
+        raise StartError(str(error)) from error
+    except OSError as error:
+        raise StartError(
+            f"{key}, the key of saved KV, cannot be read ({error.strerror}): let it be read, or"
+            " serve without saving (kv.enabled = false)"
         ) from error
 
 

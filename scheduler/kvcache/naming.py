@@ -19,6 +19,9 @@ from scheduler.kvcache.files import Files, OsFiles, write_whole
 FORMAT_VERSION = 1
 """Counts the meanings that a block's bytes have had; part of every domain."""
 
+KEY_FILE = "key"
+"""In the state folder."""
+
 KEY_BYTES = 32
 
 SUFFIX = ".safetensors"
@@ -41,20 +44,27 @@ class Key:
 def load_key(path: Path, files: Files | None = None) -> Key:
     """Reads the key, or makes it at the first use (32 random bytes, mode 0600, durable).
 
-    Raises KeyDamaged for a file of the wrong length and OSError for one that cannot be read or
-    made. Called once, at start, under the state folder's lock.
+    Raises KeyDamaged and OSError as `read_key` does, and OSError when it cannot be made. Called
+    once, at start, under the state folder's lock.
     """
     if not path.exists():
         secret = secrets.token_bytes(KEY_BYTES)
         write_whole(files or OsFiles(), path, [memoryview(secret)])
         return Key(secret, made=True)
+    return Key(read_key(path), made=False)
+
+
+def read_key(path: Path) -> bytes:
+    """The key that is there. Raises KeyDamaged for a file of the wrong length and OSError for one
+    that cannot be read.
+    """
     secret = path.read_bytes()
     if len(secret) != KEY_BYTES:
         raise KeyDamaged(
             f"{path} has {len(secret)} bytes, a key has {KEY_BYTES}: remove the file, and a new key"
             " is made; the saved KV cannot be found again then, nothing else is lost"
         )
-    return Key(secret, made=False)
+    return secret
 
 
 def domain_digest(model_fingerprint: str, layout_digest: str, block_tokens: int) -> str:

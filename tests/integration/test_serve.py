@@ -123,6 +123,21 @@ def test_state_folder_that_cannot_be_written(
     assert "--state" in line
 
 
+def test_key_that_cannot_be_used_is_found_before_anybody_is_told_of_the_server(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"short")
+    assert serve.run(None, {"model": "fake", "server.port": 0, "state": tmp_path}) == 2
+    said = capfd.readouterr()
+    assert (said.out, f"{key} has 5 bytes" in said.err) == ("", True)
+    key.unlink()
+    key.mkdir()
+    line = refusal(capfd, tmp_path)
+    assert str(key) in line
+    assert "kv.enabled" in line
+
+
 def test_port_in_use(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         line = refusal(capfd, tmp_path, **{"server.port": other.getsockname()[1]})
