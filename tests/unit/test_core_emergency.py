@@ -60,14 +60,24 @@ def test_emergency_adds_one_action_and_not_a_third() -> None:
         assert driver.step(driver.sampled(EMERGENCY + 200_000)) == []
 
 
-def test_emergency_adds_nothing_when_what_is_under_way_suffices() -> None:
+@pytest.mark.parametrize(("left_bytes", "added"), [(1_999_999, []), (2_000_000, [2])])
+def test_emergency_adds_nothing_when_what_is_under_way_suffices(
+    left_bytes: int, added: list[int]
+) -> None:
     driver = running("x", "y", "z")
     driver.press(EMERGENCY)
     expected = driver.state.reliefs[0].expected_bytes
     usage = driver.state.memory.usage_bytes
-    enough = EMERGENCY - (usage - expected - 1_999_999)
-    for _ in range(4):
-        assert driver.step(driver.sampled(enough)) == []
+    reading = driver.sampled(EMERGENCY - (usage - expected - left_bytes))
+    assert driver.step(reading) == []
+    assert victims(driver.step(reading)) == added
+
+
+def test_emergency_adds_another_rung_and_not_the_same() -> None:
+    driver = running("x", "y")
+    assert kinds(driver.press(2_100_000, 100_000))[-1] == "reclaim_started"
+    assert driver.step(driver.sampled(2_200_000, 100_000)) == []
+    assert victims(driver.step(driver.sampled(2_200_000, 100_000))) == [2]
 
 
 def test_high_mark_adds_nothing_to_what_is_under_way() -> None:
@@ -189,11 +199,15 @@ def test_one_victim_is_aborted_where_pausing_is_off() -> None:
 # A chunk that has no room
 
 
-def two_prompts(*, pause: bool = True) -> HoldDriver:
+def two_prompts(*, pause: bool = True, max_rows: int = 2) -> HoldDriver:
     """Two prompts that reserve a chunk at a time, and have no room beside each other in the end."""
     driver = HoldDriver(
         hold_limits(
-            reserve="chunk", chunk_tokens=128, chunk_tokens_beside_rows=16, pause=pause, max_rows=2
+            reserve="chunk",
+            chunk_tokens=128,
+            chunk_tokens_beside_rows=16,
+            pause=pause,
+            max_rows=max_rows,
         )
     )
     driver.ask(long_chain(43), 12, max_tokens=60)
@@ -299,3 +313,14 @@ def test_reading_counts_what_was_on_its_way_when_it_was_taken() -> None:
     driver.save_all()
     assert driver.state.index.writing_bytes == 0
     assert not only([record.event for record in driver.records], events.KvDropped)
+
+
+def test_one_is_held_at_a_time_for_a_chunk() -> None:
+    driver = two_prompts(max_rows=3)
+    driver.ask("", 1, max_tokens=60)
+    assert victims(until_one_is_held(driver)) == [3], "the youngest, though it is small"
+    driver.hold("req_c")
+    for _ in range(3):
+        assert victims(driver.step(events.ClockTicked())) == []
+    driver.come_to_rest("req_c")
+    assert phases(driver)["req_b"] == "prefilling"

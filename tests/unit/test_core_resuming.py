@@ -55,6 +55,29 @@ def test_nobody_goes_on_while_usage_is_over_a_mark() -> None:
     assert begun(driver.step(driver.sampled(FINE))) == [2]
 
 
+def test_nobody_goes_on_until_the_mark_is_left_though_there_is_room() -> None:
+    driver = HoldDriver()
+    driver.decode("x", "y")
+    driver.pause("req_b")
+    driver.press(1_300_000, 550_000)
+    driver.step(driver.reclaimed(0, 1_300_000))
+    assert begun(driver.release("req_b")) == []
+    assert (driver.state.memory.level, driver.state.reliefs) == ("high", [])
+    assert begun(driver.step(driver.sampled(1_300_000))) == [2]
+
+
+def test_nobody_goes_on_while_an_action_is_under_way() -> None:
+    driver = HoldDriver()
+    driver.decode("x", "y", "z")
+    driver.pause("req_b")
+    driver.press()
+    driver.step(driver.sampled(FINE))
+    assert (driver.state.memory.level, len(driver.state.reliefs)) == ("", 1)
+    assert begun(driver.release("req_b")) == []
+    driver.step(driver.tail_saved("req_c"))
+    assert begun(driver.step(driver.freed("req_c"))) == [2, 3]
+
+
 def test_request_that_is_alone_goes_on_under_the_ceiling() -> None:
     driver = HoldDriver(hold_limits(reserve="bound"))
     driver.ask("x" * 0, 840, max_tokens=100)
