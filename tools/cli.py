@@ -308,6 +308,25 @@ def bench_kv(
     sys.exit(command.run(size, folder, as_json=as_json))
 
 
+@bench.command("pause")
+def bench_pause(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where its files are written and removed again.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """From the decision to hold a request to its memory, and back from disk. Exit status 1: a
+    target is missed.
+    """
+    from tools import bench_pause as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))
+
+
 @bench.command("hits")
 def bench_hits(
     quick: Annotated[
