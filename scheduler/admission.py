@@ -11,7 +11,7 @@ from journal.events import Decision, KvLimits
 from scheduler.draft import Draft, limits_of, model_of
 from scheduler.memory import capacity_numbers, row_bytes
 from scheduler.prefix import Match, match, state_bytes, state_every_tokens
-from scheduler.request import Request
+from scheduler.request import Phase, Request, order_of
 from scheduler.resuming import fits, head_of_paused, is_crowded, num_rows, reserve_bytes
 from scheduler.saving import kv_of, suffix_boundary
 from scheduler.state import SchedulerState
@@ -103,10 +103,11 @@ def turn_away(
 
 
 def admit(state: SchedulerState, draft: Draft) -> None:
-    """Admits in the order of arrival. Where memory is short, a request that has not waited long may
-    be overtaken by some that fit beside all that it waits for.
+    """Admits in the order of arrival, those first that had a row before. Where memory is short, a
+    request that has not waited long may be overtaken by some that fit beside all that it waits for.
     """
-    is_blocked = head_of_paused(state, draft) is not None
+    head = head_of_paused(state, draft)
+    is_blocked = False
     num_passed = 0
     for number in chain(state.waiting, draft.queued):
         if number in draft.ended:
@@ -118,10 +119,12 @@ def admit(state: SchedulerState, draft: Draft) -> None:
         if still_waits(state, draft, request):
             continue
         found = find_prefix(state, request)
-        if not has_room(state, draft, request, max_tokens, found, is_blocked=is_blocked):
+        held = head if head is not None and order_of(head) < order_of(request) else None
+        passes = is_blocked or held is not None
+        if not has_room(state, draft, request, max_tokens, found, passes=passes, held=held):
             is_blocked = True
             num_passed += 1
-            if num_passed == MAX_PASSED or not may_be_overtaken(state, draft, request):
+            if num_passed == MAX_PASSED or not may_be_overtaken(state, held or request):
                 return
         elif waits_for_blocks(state, draft, request, found):
             draft.num_deferred += 1
@@ -138,29 +141,29 @@ def has_room(
     max_tokens: int,
     found: Match,
     *,
-    is_blocked: bool,
+    passes: bool,
+    held: Request | None,
 ) -> bool:
-    """Whether the request fits now. Past one that waits for memory it must fit with all that it may
-    ever need, beside rows that are there: so it takes nothing that would have been given back.
+    """Whether the request fits now. If it passes one that waits for memory it must fit with all
+    that it may ever need, beside rows that are there: so it takes nothing that would have been
+    given back; and nobody passes a held one for long.
     """
-    if not is_blocked:
+    if not passes:
         return fits(state, draft, reserve_bytes(state, request, max_tokens, found.num_tokens))
-    first = head_of_paused(state, draft)
-    if first is not None and state.now_ns - first.paused_ns >= MAX_OVERTAKEN_NS:
+    if held is not None and not may_be_overtaken(state, held):
         return False
     has_rows = bool(state.admitted or draft.num_added or state.leaving)
     bound = request.num_prompt_tokens + max_tokens
     return has_rows and fits(state, draft, row_bytes(model_of(state), bound))
 
 
-def may_be_overtaken(state: SchedulerState, draft: Draft, request: Request) -> bool:
-    """Whether others may still pass this request, which has no room, and the held ones before it:
-    where there are marks, and until it has waited for some time.
+def may_be_overtaken(state: SchedulerState, request: Request) -> bool:
+    """Whether others may still pass this request, held or in the queue, which has no room: where
+    there are marks, and until it has waited for some time.
     """
     if memory_of(state) is None:
         return False
-    first = head_of_paused(state, draft)
-    since_ns = request.received_ns if first is None else first.paused_ns
+    since_ns = request.paused_ns if request.phase is Phase.PAUSED else request.received_ns
     return state.now_ns - since_ns < MAX_OVERTAKEN_NS
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from scheduler.draft import Draft
 from scheduler.eviction import leave_disk
+from scheduler.pausing import advance_pauses
 from scheduler.resuming import waited_until_ns, waits_for_others
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
@@ -19,7 +21,7 @@ def deadlines(state: SchedulerState) -> Iterator[int]:
     """
     kv = kv_of(state)
     if kv is not None:
-        if state.index.bad or leave_disk(state, kv):
+        if state.index.bad or leave_disk(state, kv) or can_advance(state):
             yield state.now_ns
         yield from (until for until in deferrals(state) if until > state.now_ns)
     if state.limits is not None and state.limits.max_age_ns and state.requests:
@@ -28,6 +30,15 @@ def deadlines(state: SchedulerState) -> Iterator[int]:
     number = waits_for_others(state)
     if number is not None:
         yield waited_until_ns(state, state.requests[number])
+
+
+def can_advance(state: SchedulerState) -> bool:
+    """Whether a pause could go a stage on: what it waited for went without a fact."""
+    if not state.pausing:
+        return False
+    draft = Draft()
+    advance_pauses(state, draft)
+    return bool(draft.decisions)
 
 
 def deferrals(state: SchedulerState) -> Iterator[int]:

@@ -49,6 +49,8 @@ class Draft:
     pinned: bool = False
     num_let_in: int = 0
     num_resumed: int = 0
+    resumed: set[int] = field(default_factory=set[int])
+    """Held requests that begin to go on in this step. Asked for membership only, never iterated."""
     num_added: int = 0
     added_bytes: int = 0
     added_tokens: int = 0

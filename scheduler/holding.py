@@ -7,7 +7,7 @@ from journal import events
 from scheduler import leases, readings
 from scheduler.leaving import forget_marks, forget_pause, forget_row, leave_engine
 from scheduler.prefix import add_tail, change, remove_tail, state_bytes, tail_name
-from scheduler.request import Phase, Request, enter
+from scheduler.request import Phase, Request, enter, order_of
 from scheduler.state import SchedulerState
 
 HoldEvent = (
@@ -202,11 +202,6 @@ def request_paused(state: SchedulerState, event: events.RequestPaused) -> None:
 def insert_paused(state: SchedulerState, request: Request) -> None:
     """Held requests go on in the order in which they were first admitted."""
     insort(state.paused, request.number, key=lambda number: order_of(state.requests[number]))
-
-
-def order_of(request: Request) -> tuple[int, int]:
-    """Who was in the engine first, and of those who never were, who was queued first."""
-    return (request.first_admitted_seq or request.queued_seq, request.number)
 
 
 # Going on

@@ -4,10 +4,9 @@
 many wait.
 """
 
-from scheduler.holding import order_of
 from scheduler.index_invariants import check_index
 from scheduler.memory import rows_capacity_bytes
-from scheduler.request import OPEN, WITH_ROW, Phase, Request
+from scheduler.request import OPEN, WITH_ROW, Phase, Request, order_of
 from scheduler.state import SchedulerState
 
 

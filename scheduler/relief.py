@@ -10,10 +10,9 @@ from itertools import islice
 from journal import events
 from journal.events import MemoryLimits
 from scheduler.draft import Draft, Reason, model_of
-from scheduler.holding import order_of
 from scheduler.memory import row_bytes, size_text
 from scheduler.pausing import drop, start_pause, unpinned, unsaved_bytes
-from scheduler.request import Phase, Request
+from scheduler.request import Phase, Request, order_of
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
 from scheduler.usage import (

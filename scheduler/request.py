@@ -208,6 +208,11 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return min(self.num_cached_tokens, self.num_prompt_tokens) - restored
 
 
+def order_of(request: Request) -> tuple[int, int]:
+    """Who was in the engine first, and of those who never were, who was queued first."""
+    return (request.first_admitted_seq or request.queued_seq, request.number)
+
+
 def enter(request: Request, kind: str) -> None:
     """Moves the request to the phase to which an event of this kind leads.
 

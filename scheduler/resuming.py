@@ -11,7 +11,7 @@ from scheduler.draft import Draft, Staying, limits_of, model_of
 from scheduler.memory import row_bytes, rows_capacity_bytes
 from scheduler.pausing import unpinned
 from scheduler.prefix import Match, match, state_bytes
-from scheduler.request import Phase, Request
+from scheduler.request import Phase, Request, order_of
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
 from scheduler.usage import (
@@ -34,7 +34,8 @@ def reserve_bytes(
     state: SchedulerState, request: Request, max_tokens: int, num_cached_tokens: int
 ) -> int:
     """What is held for a row when it begins with so many tokens: `MemoryLimits.reserve` says how
-    far ahead. A row that is filled from disk takes room for all its known tokens at once.
+    far ahead. A row that is filled from disk takes room for all its known tokens at once, and one
+    that was held needs at least what it had: else it would be held again at the same place.
     """
     limits = limits_of(state)
     bound = request.num_prompt_tokens + max_tokens
@@ -44,7 +45,8 @@ def reserve_bytes(
     if limits.memory.reserve == "expected":
         return row_bytes(model_of(state), min(bound, known + limits.memory.growth_tokens))
     first = min(bound, num_cached_tokens + limits.chunk_tokens)
-    return row_bytes(model_of(state), max(first, known) if num_cached_tokens else first)
+    had = known if num_cached_tokens else request.resuming_tokens
+    return row_bytes(model_of(state), max(first, had))
 
 
 def fits(state: SchedulerState, draft: Draft, need_bytes: int) -> bool:
@@ -122,9 +124,23 @@ def head_of_paused(state: SchedulerState, draft: Draft) -> Request | None:
     """
     for number in state.paused:
         request = state.requests[number]
-        if number not in draft.ended and not request.hold and request.held_reason is None:
+        gone = number in draft.ended or number in draft.resumed
+        if not gone and not request.hold and request.held_reason is None:
             return request
     return None
+
+
+def is_behind_waiting(state: SchedulerState, draft: Draft, request: Request) -> bool:
+    """Whether somebody in the queue had a row before this held request had one: after a death of
+    the process those that were running wait, and come first.
+    """
+    for number in state.waiting:
+        other = state.requests[number]
+        if other.first_admitted_seq == 0:
+            return False
+        if number not in draft.ended and order_of(other) < order_of(request):
+            return True
+    return False
 
 
 def resume(state: SchedulerState, draft: Draft) -> None:
@@ -141,7 +157,9 @@ def resume(state: SchedulerState, draft: Draft) -> None:
         request = state.requests[number]
         if number in draft.ended or request.hold or request.held_reason is not None:
             continue
-        if draft.num_resumed == MAX_RESUMED or not begin(state, draft, request):
+        if draft.num_resumed == MAX_RESUMED or is_behind_waiting(state, draft, request):
+            return
+        if not begin(state, draft, request):
             return
 
 
@@ -228,6 +246,7 @@ def begin(state: SchedulerState, draft: Draft, request: Request) -> bool:
         )
     )
     draft.num_resumed += 1
+    draft.resumed.add(number)
     draft.num_added += 1
     draft.added_bytes += need_bytes
     draft.added_tokens += bound
