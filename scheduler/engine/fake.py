@@ -96,9 +96,8 @@ class FakeEngine:
         self.tails: deque[tuple[SaveTail, FakeRow | None]] = deque()
         self.memory = FakeAllocator()
         self.ahead: StepDone | None = None
-        self.unreleased = False
+        self.unreleased = self.loaded = self.restored = False
         self.chunk_is_next = True
-        self.loaded = False
         self.num_prefilled_tokens = 0
         self.wake = threading.Event()
         self.stopping = threading.Event()
@@ -138,10 +137,11 @@ class FakeEngine:
         """One piece: a command, a delivery, a chunk or a decode step. False: there is nothing."""
         if not self.loaded:
             return self.load()
+        restored, self.restored = self.restored, False
         if self.commands:
             self.obey(self.commands.popleft())
-        elif self.restores and self.advance_restores():
-            pass
+        elif self.restores and not restored and self.advance_restores():
+            self.restored = True  # something else comes first before the next block
         elif self.tails and self.is_at_rest(self.tails[0][0].number):
             self.save_tail(*self.tails.popleft())
         elif self.ahead is not None and not self.unreleased:
@@ -151,7 +151,7 @@ class FakeEngine:
         elif self.can_launch():
             self.launch()
         else:
-            return False
+            return restored and self.work()
         return True
 
     def work_until_idle(self) -> None:

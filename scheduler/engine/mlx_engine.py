@@ -158,6 +158,8 @@ class EngineWorker:
                 return
             self.obey(command)
             busy = True
+            if isinstance(command, Ready):
+                self.advance()  # rows that run do not wait for all blocks of one that is filled
 
     def obey(self, command: EngineCommand | Ready) -> None:  # noqa: C901
         """Takes a command; the work that it asks for is done by `advance`."""
