@@ -353,6 +353,33 @@ def bench_pressure(as_json: JsonOption = False) -> None:
     sys.exit(command.run(as_json=as_json))
 
 
+@bench.command("mixed")
+def bench_mixed(
+    model: Annotated[
+        str, typer.Option(help="A built-in name, or a model's folder.")
+    ] = "smollm2-float32",
+    blas: Annotated[str, typer.Option(help="auto, stock or openblas, on a CPU.")] = "auto",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A command that serves {model} on {port}, to compare with; may come again. "
+            "Without one it is mlx-lm's BatchGenerator."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Four prompts beside an answer that runs, against a peer. Exit status 1: a target is
+    missed.
+    """
+    from tools import bench_mixed as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(command.Wanted(model, blas, tuple(peer or ()), size), as_json=as_json))
+
+
 def main() -> None:
     """The console script `fermata`."""
     try:
