@@ -19,7 +19,7 @@ from journal import events
 from journal.events import Record
 from scheduler import chains, holding, leases, readings, runs
 from scheduler.leaving import back_to_waiting, forget_marks, leave_engine
-from scheduler.request import WITH_ROW, Phase, Request, enter
+from scheduler.request import WITH_ROW, Fed, Phase, Request, enter
 from scheduler.state import Chunk, SchedulerState
 from scheduler.usage import row_now_bytes
 
@@ -131,9 +131,8 @@ def prefill_chunk_done(state: SchedulerState, event: events.PrefillChunkDone) ->
         return  # the row has ended or failed since the chunk was planned
     done = (chunk.start, chunk.length) == (event.start, event.length)
     state.chunk = msgspec.structs.replace(chunk, done=done)
-    state.prefill_ns_per_1k = lately(
-        state.prefill_ns_per_1k, event.duration_ns * 1000 // max(1, event.length)
-    )
+    state.fed = Fed(event.start, event.length, event.duration_ns)
+    state.requests[chunk.number].fed = state.fed
     if event.length >= MIN_TELLING_TOKENS:
         needed = max(0, event.peak_bytes - event.active_bytes) // event.length
         state.chunk_bytes_per_token = max(needed, state.chunk_bytes_per_token * 7 // 8)
@@ -220,7 +219,7 @@ def request_admitted(state: SchedulerState, event: events.RequestAdmitted, seq: 
     state.admitted.append(request.number)
     request.num_memory_tokens = 0
     request.num_disk_tokens = 0
-    request.last_chunk = state.num_chunks
+    request.turn_tokens = state.num_chunk_tokens
     request.restoring = event.num_cached_tokens > 0
     request.room_tokens = event.num_known_tokens if request.restoring else 0
     leases.join_chain(state, request, event.num_blocks)
@@ -234,8 +233,9 @@ def prefill_chunk_planned(state: SchedulerState, event: events.PrefillChunkPlann
     request = state.get(event.request_id)
     enter(request, "prefill_chunk_planned")
     assert state.chunk is None, "one chunk is planned at a time"
-    request.last_chunk = event.chunk
     state.num_chunks = event.chunk
+    state.num_chunk_tokens += event.length
+    request.turn_tokens = state.num_chunk_tokens
     state.chunk = Chunk(event.number, event.chunk, event.start, event.length)
     state.decoded_since_chunk = False
 

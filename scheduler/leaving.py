@@ -44,6 +44,7 @@ def forget_row(request: Request) -> None:
     """What the engine had of the request is gone."""
     request.num_cached_tokens = 0
     request.room_tokens = 0
+    request.fed = None
     request.reserved_bytes = 0
     request.admitted_ns = 0
     request.joined_batch = 0

@@ -18,6 +18,7 @@ from journal.events import Decision
 from scheduler.admission import admit, judge_arrivals
 from scheduler.draft import Draft, limits_of
 from scheduler.eviction import send_away, send_bad
+from scheduler.feeding import in_even_parts, tokens_beside_rows
 from scheduler.pausing import advance_pauses, held_without_row, hold_by_hand, unpinned
 from scheduler.relief import chunk_fits, make_place, relieve, tokens_with_room
 from scheduler.request import Phase, Request
@@ -29,7 +30,10 @@ from scheduler.usage import memory_of
 MAX_ENDED_OLD = 8
 """Requests that one step ends for their age at most."""
 
-POLICY_VERSION = 3
+AGING = 4
+"""Tokens that others are fed, for one that a request comes nearer to its turn."""
+
+POLICY_VERSION = 4
 """To be raised with every change that alters a decision: replay tells other policies' runs from
 divergences.
 """
@@ -303,7 +307,7 @@ class NextChunk:
 
 def next_chunk(state: SchedulerState, draft: Draft) -> NextChunk | None:
     """The next chunk: of the request that has least to prefill, so that a short prompt is not
-    behind a long one; each chunk of others brings a request nearer, so that none starves.
+    behind a long one; what others are fed brings a request nearer, so that none starves.
 
     Running rows get at least one decode step between two chunks, and a chunk beside them is small.
     """
@@ -318,9 +322,7 @@ def next_chunk(state: SchedulerState, draft: Draft) -> NextChunk | None:
         return None
     request = min(prefilling, key=lambda r: (turn_of(state, r, draft), r.number))
     start = draft.committed.get(request.number, request.num_cached_tokens)
-    most = min(chunk_tokens(state, draft), to_prefill(request, draft))
-    most = tokens_with_room(state, most)
-    return NextChunk(request, start, up_to_boundary(state, request, start, most))
+    return NextChunk(request, start, chunk_tokens(state, draft, request, start))
 
 
 def plan_chunk(state: SchedulerState, draft: Draft) -> None:
@@ -340,25 +342,24 @@ def plan_chunk(state: SchedulerState, draft: Draft) -> None:
 
 
 def turn_of(state: SchedulerState, request: Request, draft: Draft) -> int:
-    """The tokens that it still has to prefill, less a credit for each chunk of others since its own
-    last one.
+    """The tokens that it still has to prefill, less a quarter of those that others were fed since
+    its own last chunk.
     """
-    num_passed = 0 if request in draft.admitted else state.num_chunks - request.last_chunk
-    return to_prefill(request, draft) - num_passed * (limits_of(state).chunk_tokens // 4)
+    new = request in draft.admitted
+    num_passed = 0 if new else state.num_chunk_tokens - request.turn_tokens
+    return to_prefill(request, draft) - num_passed // AGING
 
 
-def chunk_tokens(state: SchedulerState, draft: Draft) -> int:
-    """The longest chunk now. Beside running rows so many tokens as are prefilled within the bound
-    on the gap between two of their tokens, less their own step; a tenth is left for what varies.
+def chunk_tokens(state: SchedulerState, draft: Draft, request: Request, start: int) -> int:
+    """The length of the next chunk of this prompt, which ends where a state is to be kept. What is
+    fed up to there beside running rows is fed in even parts.
     """
-    limits = limits_of(state)
+    left = to_prefill(request, draft)
     if draft.batch_is_empty:
-        return limits.chunk_tokens
-    if not limits.gap_ns or not state.prefill_ns_per_1k:
-        return limits.chunk_tokens_beside_rows
-    gap_ns = max(limits.gap_ns, 2 * state.step_ns) - state.step_ns
-    num_tokens = gap_ns * 900 // state.prefill_ns_per_1k
-    return max(1, min(limits.chunk_tokens, num_tokens))
+        most = tokens_with_room(state, min(limits_of(state).chunk_tokens, left))
+        return up_to_boundary(state, request, start, most)
+    most = tokens_with_room(state, min(tokens_beside_rows(state, request, start), left))
+    return in_even_parts(up_to_boundary(state, request, start, left), most)
 
 
 def prefilling_requests(state: SchedulerState, draft: Draft) -> list[Request]:

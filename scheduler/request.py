@@ -110,6 +110,14 @@ class IllegalTransition(Exception):
         self.kind = kind
 
 
+class Fed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A chunk that was fed: behind so many tokens, of so many, in so long."""
+
+    start: int
+    length: int
+    duration_ns: int
+
+
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One open request. Only `evolve` changes it.
 
@@ -123,7 +131,8 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     are on disk; `unsaved` are the indexes of those that are full in its row and neither on disk
     nor planned. While `restoring`, its row is being filled from saved blocks; so many tokens of
     its prompt came from memory and from disk. `deferred_hash` is the block of another request for
-    which it waited in the queue.
+    which it waited in the queue. `fed` is its last chunk in its row, and `turn_tokens` what the
+    state's `num_chunk_tokens` was when its turn was last.
 
     `first_admitted_seq` orders held requests and victims: who got a row first. `hold` is an
     operator's wish that stands until it is released. While it is pausing or paused, `pause_reason`
@@ -151,7 +160,8 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     queued_seq: int = 0
     admitted_ns: int = 0
     joined_batch: int = 0
-    last_chunk: int = 0
+    turn_tokens: int = 0
+    fed: Fed | None = None
     retries: int = 0
     deaths: int = 0
     solo: bool = False

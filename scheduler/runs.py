@@ -93,7 +93,7 @@ def forget_engine(state: SchedulerState) -> None:
     state.reserved_tokens = 0
     state.memory = Memory(ceiling_bytes=state.limits.ceiling_bytes if state.limits else None)
     state.reliefs = []
-    state.prefill_ns_per_1k = 0
+    state.fed = None
     state.chunk_bytes_per_token = 0
     state.step_ns = 0
     state.progress_ns = state.now_ns

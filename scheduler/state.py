@@ -6,7 +6,7 @@ import msgspec
 
 from journal.events import Limits, ModelFacts
 from scheduler.prefix import BlockIndex
-from scheduler.request import Request
+from scheduler.request import Fed, Request
 
 STATE_VERSION = 2
 """To be raised when the meaning of a field changes: snapshots of another version are not used."""
@@ -68,9 +68,10 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     in which they go on, `pausing` rows on their way there, `holds` what an operator wants held and
     `decide` has not answered. `reliefs` are actions against pressure under way.
 
-    `prefill_ns_per_1k` and `step_ns` are what 1,000 tokens of prefill and a decode step took
-    lately; 0: not known. `chunk_bytes_per_token` is what chunks needed lately beside what they left
-    behind, for each of their tokens. `progress_ns` is when anything went on last.
+    `num_chunk_tokens` are those of all planned chunks; `fed` is the last one that was fed.
+    `step_ns` is what a decode step took lately; 0: not known. `chunk_bytes_per_token` is what
+    chunks needed lately beside what they left behind, for each of their tokens. `progress_ns` is
+    when anything went on last.
     """
 
     seq: int = 0
@@ -95,6 +96,7 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     batch_rows: list[int] = []
     chunk: Chunk | None = None
     num_chunks: int = 0
+    num_chunk_tokens: int = 0
     decoded_since_chunk: bool = False
     reserved_bytes: int = 0
     reserved_tokens: int = 0
@@ -111,7 +113,7 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     holds: list[int] = []
     memory: Memory = msgspec.field(default_factory=Memory)
     reliefs: list[Relief] = []
-    prefill_ns_per_1k: int = 0
+    fed: Fed | None = None
     chunk_bytes_per_token: int = 0
     step_ns: int = 0
     progress_ns: int = 0
