@@ -1,7 +1,9 @@
-"""`fermata demo`: kills a server in the middle of three answers, and shows that nothing is lost.
+"""`fermata demo`: a server with too little memory holds one of three requests, and is killed while
+it does; nothing is lost.
 
-The server is a real process, its clients speak HTTP, and the moment of the kill is read off its
-journal. At the end the demo checks its own claims, and exits with 1 if one does not hold.
+The server is a real process and its clients speak HTTP. First it answers undisturbed, with all the
+memory it wants; then the same once more, under a ceiling. At the end the demo checks its own
+claims, and exits with 1 if one does not hold.
 """
 
 import queue
@@ -13,33 +15,40 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import openai
 
-from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all, check_chain
+from tools.demo_checks import (
+    AtTheKill,
+    Check,
+    Output,
+    Seen,
+    check_all,
+    check_chain,
+    check_ends,
+    check_pauses,
+)
 from tools.demo_client import Answer, Clients, News
 from tools.demo_journal import Account, DemoJournal
+from tools.demo_moment import DemoFailed, Moment
 from tools.demo_plan import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
-    SAVED_PERMILLE,
+    MEASURED_LINES,
     Measured,
+    MemoryPlan,
     Plan,
+    make_memory_plan,
     make_plan,
-    measured_prompt,
-    next_count,
+    story_prompt,
 )
 from tools.demo_screen import Screen
-from tools.demo_table import request_lines, run_lines, state_line
+from tools.demo_table import pause_lines, request_lines, run_lines, state_line
 from tools.server_process import ServerFailed, ServerProcess, command, environment
 
 NAMES = ("A", "B", "C")
-
-TOKENS_BEFORE_KILL = 3
-"""Tokens that A and B have each been sent before the server is killed."""
-
-ATTEMPTS = 3
 
 LIMIT_S = 600
 """The demo gives up after this time; on a slow machine it should take a third of it."""
@@ -52,10 +61,6 @@ class Wanted:
     model: str
     blas: str
     seed: int
-
-
-class DemoFailed(Exception):
-    """The demo could not be shown to its end. One line that says where."""
 
 
 def run(wanted: Wanted) -> int:
@@ -87,58 +92,59 @@ class Demo:
         self.news: News = queue.SimpleQueue()
         self.journal = DemoJournal(state)
         self.deadline = time.monotonic() + LIMIT_S
+        self.moment = Moment(self.journal, screen)
         self.servers: list[ServerProcess] = []
         self.all_clients: list[Clients] = []
         stack.callback(self.close)  # after the servers, whose ends end the clients' threads
 
     def run(self) -> bool:
         """The whole show; returns whether all checks hold."""
-        server, clients = self.start()
-        plan, answers = self.catch(clients, self.measure(clients))
+        plan, uninterrupted = self.undisturbed()
+        memory = self.memory_plan(uninterrupted)
+        server, clients = self.start(memory)
+        self.screen.say(memory.text())
+        answers = self.answers(plan, NAMES)
+        self.catch(clients, answers)
         before = self.kill(server, clients, answers)
         then = self.accounts(answers)
-        server, clients = self.start()
-        self.screen.say("each client asks for what comes after its last event:")
-        self.follow(clients.go_on, answers)
-        self.screen.rest(answers)
+        server, clients = self.start(memory)
+        self.go_on(clients, answers)
         whole = [clients.read_again(answer) for answer in answers]
         self.stop(server, clients)
-        server, clients = self.start(saves_kv=False)
-        self.screen.say("the same three requests once more: nothing is saved, and nobody kills")
-        uninterrupted = self.answers(plan, [name.lower() for name in NAMES])
-        self.follow(clients.begin, uninterrupted, silently=True)
-        self.stop(server, clients)
         self.show_table(answers, then)
-        chains = self.check_chains(then, self.accounts(answers))
-        replay = self.replay()
         seen = Seen(answers, before, whole, self.outputs(answers), self.outputs(uninterrupted))
-        found = check_all(seen, self.blas(), new_tokens=self.wanted.model == "fake")
-        return self.verdict([replay, *found, *chains])
+        found = check_all(seen, self.blas(), comparable=self.wanted.model != "fake")
+        return self.verdict([self.replay(), *found, *self.check_held(answers, then)])
 
     def blas(self) -> str:
         """The matrix library that the server computes with."""
         return self.journal.runs()[-1].blas
 
-    def settings(self, *, saves_kv: bool) -> dict[str, str]:
-        """What the server is told beside its model: small chunks let the kill find a prefill, and
-        small blocks let short prompts have some.
+    def settings(self, memory: MemoryPlan | None) -> dict[str, str]:
+        """What the server is told beside its model: small blocks let short prompts have some, and
+        small chunks need little memory. Without a plan for it there is no ceiling and nothing is
+        saved.
         """
+        chunk_tokens = str(max(CHUNK_TOKENS) if memory is None else memory.chunk_tokens)
+        pressed = {"FERMATA_MEMORY__CEILING": "none"} if memory is None else memory.settings()
         return {
-            "FERMATA_KV__ENABLED": str(saves_kv),
+            "FERMATA_KV__ENABLED": str(memory is not None),
             "FERMATA_KV__BLOCK_TOKENS": str(BLOCK_TOKENS),
             "FERMATA_KV__STATE_EVERY_BLOCKS": "1",
             "FERMATA_KV__RESERVE_BYTES": "0",  # it is thrown away in a minute
-            "FERMATA_SCHEDULER__CHUNK_TOKENS_BESIDE_ROWS": str(CHUNK_TOKENS),
+            "FERMATA_SCHEDULER__CHUNK_TOKENS": chunk_tokens,
+            "FERMATA_SCHEDULER__CHUNK_TOKENS_BESIDE_ROWS": chunk_tokens,
+            "FERMATA_SCHEDULER__GAP_MS": "0",  # so the three answers overlap on any machine
             "FERMATA_ENGINE__BLAS": self.wanted.blas,
             "FERMATA_SERVER__PREPARE_LIMIT_MS": str(LIMIT_S * 1000),  # also on a slow machine
             "FERMATA_FAKE__STEP_MS": "10",  # the fake model is slow enough to be caught
             "FERMATA_FAKE__PREFILL_TOKENS_PER_S": "2000",
+            **pressed,
         }
 
-    def start(self, *, saves_kv: bool = True) -> tuple[ServerProcess, Clients]:
+    def start(self, memory: MemoryPlan | None) -> tuple[ServerProcess, Clients]:
         """A server on the state folder, and clients for it."""
-        settings = self.settings(saves_kv=saves_kv)
-        server = ServerProcess(self.wanted.model, self.state, settings)
+        server = ServerProcess(self.wanted.model, self.state, self.settings(memory))
         self.stack.callback(server.close)
         self.servers.append(server)
         address = server.address()
@@ -159,26 +165,42 @@ class Demo:
             for line in server.log:
                 self.screen.line(f"  server: {line}")
 
+    def undisturbed(self) -> tuple[Plan, list[Answer]]:
+        """What is asked for on this machine, and the answers without pressure or kill."""
+        server, clients = self.start(None)
+        plan = make_plan(self.measure(clients), self.journal.model(), self.wanted.seed)
+        self.screen.say(
+            f"three chat requests at once, {plan.num_lines} lines and {plan.max_tokens} output"
+            " tokens each: first undisturbed, with all the memory they want"
+        )
+        answers = self.answers(plan, [name.lower() for name in NAMES])
+        self.follow(clients.begin, answers, silently=True)
+        self.stop(server, clients)
+        return plan, answers
+
+    def memory_plan(self, answers: Sequence[Answer]) -> MemoryPlan:
+        """Too little memory for these three, from what the engine measured of the model."""
+        rows = [self.journal.row(answer.request_id) for answer in answers]
+        longest = max(row.num_prompt_tokens for row in rows) + answers[0].max_tokens
+        return make_memory_plan(self.journal.model(), longest)
+
     def measure(self, clients: Clients) -> Measured:
-        """The prefill rate of all the prompts that were measured, and how long a line is."""
+        """What prompts take, and how fast they are prefilled."""
         self.screen.say("the model loads; then its prefill rate is measured")
-        number = num_lines = num_prompt_tokens = num_fed_tokens = 0
-        duration_s = 0.0
-        count: int | None = 1
-        while count is not None:
-            number += 1
-            prompt = measured_prompt(number, count, self.wanted.seed)
-            row = self.journal.row(self.complete(clients, prompt))
-            num_lines += count
-            num_prompt_tokens += row.num_prompt_tokens
-            num_fed_tokens += row.num_fed_tokens
-            duration_s += row.prefill_duration_ns / 1e9
-            count = next_count(number, count, duration_s)
-        rate = num_fed_tokens / max(duration_s, 1e-9)
+        rows = [
+            self.journal.row(
+                self.complete(clients, story_prompt("postman", count, -self.wanted.seed - count))
+            )
+            for count in MEASURED_LINES
+        ]
+        (few, many), (short, long) = MEASURED_LINES, rows
+        per_line = (long.num_prompt_tokens - short.num_prompt_tokens) / (many - few)
+        duration_s = max(long.prefill_duration_ns, 1) / 1e9
+        rate = long.num_fed_tokens / duration_s
         self.screen.say(
             f"prefill {rate:,.0f} tokens/s, measured over {duration_s:.1f} s; BLAS: {self.blas()}"
         )
-        return Measured(rate, num_prompt_tokens / num_lines)
+        return Measured(rate, per_line, short.num_prompt_tokens - few * per_line)
 
     def complete(self, clients: Clients, prompt: str) -> str:
         """One short request, whose id is returned. Raises DemoFailed."""
@@ -187,22 +209,12 @@ class Demo:
         except openai.OpenAIError as error:
             raise DemoFailed(f"the server does not answer: {error}") from error
 
-    def catch(self, clients: Clients, measured: Measured) -> tuple[Plan, list[Answer]]:
-        """Asks for three answers until the moment for the kill has come. Where an answer is too
-        short for that, or the long prompt, it is tried again with longer ones.
-        """
-        for attempt in range(ATTEMPTS):
-            plan = make_plan(measured, self.wanted.seed + attempt, 2**attempt)
-            self.screen.say(
-                f"three chat requests at once: A and B with short prompts, C with one of"
-                f" {plan.num_lines} lines; {plan.max_tokens} output tokens each"
-            )
-            answers = self.answers(plan, NAMES)
-            if self.follow(clients.begin, answers, until=self.is_moment):
-                return plan, answers
+    def catch(self, clients: Clients, answers: Sequence[Answer]) -> None:
+        """Asks for the answers until one of them is held. Raises DemoFailed when all end before."""
+        self.screen.say("the same three again; one is held when memory runs short:")
+        if not self.follow(clients.begin, answers, until=partial(self.moment.has_come, clients)):
             self.screen.rest(answers)
-            self.screen.say("that was too fast for the kill: once more, and longer")
-        raise DemoFailed("no moment at which A and B decode and C is in its prefill")
+            raise DemoFailed("no moment at which one request is held and another decodes")
 
     def answers(self, plan: Plan, names: Sequence[str]) -> list[Answer]:
         """What the clients are going to ask for."""
@@ -246,25 +258,12 @@ class Demo:
         if answer.error:
             raise DemoFailed(f"{answer.name}: {answer.error}")
 
-    def is_moment(self, answers: Sequence[Answer]) -> bool:
-        """Whether A and B decode, and C is in the middle of its prefill, as the journal has it, and
-        each has blocks on disk.
-        """
-        *short, long = answers
-        if not long.request_id or any(a.position < TOKENS_BEFORE_KILL for a in short):
-            return False
-        *decoding, prefilling = [self.journal.row(answer.request_id) for answer in answers]
-        if any(row.phase != "decoding" for row in decoding):
-            return False
-        if prefilling.phase != "prefilling" or not prefilling.num_fed_tokens:
-            return False
-        least = prefilling.num_prompt_tokens * SAVED_PERMILLE // 1000
-        return self.num_saved_tokens(long) >= least and all(map(self.num_saved_tokens, short))
-
-    def num_saved_tokens(self, answer: Answer) -> int:
-        """The tokens that a row of this request could be restored to now."""
-        saved = self.journal.num_saved_blocks(answer.request_id) * BLOCK_TOKENS
-        return max(saved, self.journal.account(answer.request_id).num_restored_tokens)
+    def go_on(self, clients: Clients, answers: Sequence[Answer]) -> None:
+        """The clients take their answers up, until all have ended."""
+        self.screen.say("each client asks for what comes after its last event:")
+        self.moment.release(clients)
+        self.follow(clients.go_on, answers)
+        self.screen.rest(answers)
 
     def kill(self, server: ServerProcess, clients: Clients, answers: Sequence[Answer]) -> AtTheKill:
         """SIGKILL; returns what the clients had been sent and what the journal has."""
@@ -275,10 +274,12 @@ class Demo:
         delivered = [answer.so_far() for answer in answers]
         rows = [self.journal.row(answer.request_id) for answer in answers]
         recorded = self.outputs(answers)
+        pauses = self.journal.pauses()
+        newest = {pause.request_id: pause for pause in pauses}
         for answer, row, output in zip(answers, rows, recorded, strict=True):
-            self.screen.line(state_line(answer, row, output))
+            self.screen.line(state_line(answer, row, output, newest.get(answer.request_id)))
             answer.error = ""
-        return AtTheKill(delivered, rows, recorded)
+        return AtTheKill(delivered, rows, recorded, pauses)
 
     def outputs(self, answers: Sequence[Answer]) -> list[Output]:
         """The answers as the journal has them."""
@@ -288,28 +289,34 @@ class Demo:
         """What the journal says now of what each request was restored from, fed and gave."""
         return [self.journal.account(answer.request_id) for answer in answers]
 
-    def check_chains(self, then: Sequence[Account], now: Sequence[Account]) -> list[Check]:
-        """That each request went on from its saved KV."""
-        return [
-            check_chain(
-                name,
-                was.row.num_prompt_tokens + was.num_output_tokens,
-                is_now.num_restored_tokens - was.num_restored_tokens,
-                is_now.row.num_fed_tokens - was.row.num_fed_tokens,
-            )
-            for name, was, is_now in zip(NAMES, then, now, strict=True)
-        ]
+    def check_held(self, answers: Sequence[Answer], then: Sequence[Account]) -> list[Check]:
+        """That each request went on from its saved KV, after the kill and after each pause."""
+        now, pauses = self.accounts(answers), self.journal.pauses()
+        killed_seq = self.journal.runs()[-1].first_seq
+        found = [check_ends(NAMES, [account.row for account in now])]
+        for answer, was, is_now in zip(answers, then, now, strict=True):
+            own = [pause for pause in pauses if pause.request_id == answer.request_id]
+            num_restored = self.journal.num_tokens_at_start(answer.request_id, killed_seq)
+            num_known = was.row.num_prompt_tokens + was.num_output_tokens
+            num_fed = is_now.row.num_fed_tokens - was.row.num_fed_tokens
+            found += [
+                check_chain(answer.name, num_known, num_restored, num_fed),
+                check_pauses(answer.name, own),
+            ]
+        return found
 
     def show_table(self, answers: Sequence[Answer], then: Sequence[Account]) -> None:
         """The whole story, as the journal has it."""
         self.screen.say(
             "what the journal says (before the kill + after it; times on the clock of these lines):"
         )
-        now = self.accounts(answers)
         start_ns = self.screen.start_ns
-        requests = request_lines(NAMES, then, now, start_ns)
-        for line in requests + run_lines(self.journal.runs(), start_ns):
-            self.screen.line(f"  {line}")
+        requests = request_lines(NAMES, then, self.accounts(answers), start_ns)
+        names = {answer.request_id: answer.name for answer in answers}
+        pauses = pause_lines(names, self.journal.pauses(), start_ns)
+        runs = run_lines(self.journal.runs(), start_ns)
+        for line in [*requests, "", "SELECT * FROM pauses:", *pauses, "", *runs]:
+            self.screen.line(f"  {line}".rstrip())
 
     def stop(self, server: ServerProcess, clients: Clients) -> None:
         """A clean stop. Raises DemoFailed when it is none."""
@@ -335,7 +342,9 @@ class Demo:
         """Shows the checks and the sum; returns whether all hold."""
         for check in found:
             self.screen.line(check.line())
-        num_failed = sum(not check.holds for check in found)
+        num_failed = sum(check.holds is False for check in found)
+        num_open = sum(check.holds is None for check in found)
         what = f"{num_failed} FAILED" if num_failed else "all hold"
-        self.screen.say(f"{len(found)} checks, {what}")
+        left = f"; {num_open} not comparable" if num_open else ""
+        self.screen.say(f"{len(found) - num_open} checks, {what}{left}")
         return not num_failed

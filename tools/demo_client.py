@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import httpx2
 import openai
@@ -18,6 +19,9 @@ SILENCE_LIMIT_S = 300
 """Seconds without a byte after which a client gives up. Heartbeats come every 10 s, but only once
 the model is described, and on a slow machine its first making and loading take a while.
 """
+
+TO_THE_LENGTH = {"ignore_eos": True}
+"""Each answer has all of its tokens, whatever the model writes: its memory grows as planned."""
 
 SentToken = tuple[str, float]
 """A token as the wire shows it: its text, and the log-probability with which it was chosen."""
@@ -141,6 +145,7 @@ class Clients:
             logprobs=True,
             top_logprobs=5,
             stream=True,
+            extra_body=TO_THE_LENGTH,
         ) as response:
             answer.request_id = response.headers["X-Request-Id"]
             self.news.put(answer)
@@ -150,14 +155,30 @@ class Clients:
         """Has one token put out after this prompt; returns the request's id when it has ended.
         Raises OpenAIError.
         """
-        response = self.openai.completions.with_raw_response.create(
+        response = self.openai.chat.completions.with_raw_response.create(
             model="default",
-            prompt=prompt,
+            messages=[{"role": "user", "content": prompt}],
             max_tokens=1,
             temperature=0,
             seed=self.seed,
         )
         return response.headers["X-Request-Id"]
+
+    def phases(self) -> dict[str, str]:
+        """`GET /v1/requests`: what each open request does, by its id. Raises HTTPError."""
+        response = httpx2.get(
+            f"{self.address}/v1/requests", timeout=SILENCE_LIMIT_S, trust_env=False
+        )
+        response.raise_for_status()
+        return {entry["id"]: entry["state"] for entry in response.json()["data"]}
+
+    def wish(self, answer: Answer, wish: Literal["pause", "resume"]) -> None:
+        """`POST /v1/requests/{id}/pause` or `/resume`: by hand. Raises HTTPError."""
+        httpx2.post(
+            f"{self.address}/v1/requests/{answer.request_id}/{wish}",
+            timeout=SILENCE_LIMIT_S,
+            trust_env=False,
+        ).raise_for_status()
 
     def take_up(self, answer: Answer) -> None:
         """`GET /v1/requests/{id}/stream` after the last event that came."""

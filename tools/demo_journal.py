@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from journal import events, tables
+from journal import audit, events, tables
 from journal.queries import select_rows
 from journal.reader import JournalReader
 from journal.rows import RequestRow, RunRow
@@ -69,6 +69,28 @@ class DemoJournal:
         restored = (e.num_tokens for e in found if isinstance(e, events.ChainRestored))
         num_output_tokens = len(self.output(request_id).token_ids)
         return Account(self.row(request_id), sum(restored), num_output_tokens)
+
+    def num_tokens_at_start(self, request_id: str, after_seq: int) -> int:
+        """The tokens that its row was filled with when it first got one after this event."""
+        with JournalReader.open(self.state) as reader:
+            found = [r.event for r in reader.events_of(request_id) if r.seq > after_seq]
+        num_starts = num_tokens = 0
+        for event in found:
+            num_starts += isinstance(event, events.RequestAdmitted | events.ResumeStarted)
+            if num_starts == 1 and isinstance(event, events.ChainRestored):
+                num_tokens += event.num_tokens
+        return num_tokens
+
+    def model(self) -> events.ModelFacts:
+        """The sizes of the served model, as its engine has measured them."""
+        with JournalReader.open(self.state) as reader:
+            found = [r.event for r in reader.read() if isinstance(r.event, events.EngineReady)]
+        return found[-1].model
+
+    def pauses(self) -> list[audit.Pause]:
+        """`SELECT * FROM pauses`, in the order in which they began."""
+        with JournalReader.open(self.state) as reader:
+            return list(audit.pauses(reader))
 
     def runs(self) -> list[RunRow]:
         """The lives of the server, the newest last."""

@@ -10,7 +10,8 @@ import pytest
 
 from tools.server_process import command
 
-TABLE = re.compile(r"^  ([ABC]) +\d+\.\d s( +\d+ \+ \d+){3} +1 x .* finished, ", re.MULTILINE)
+TABLE = re.compile(r"^  ([ABC]) +\d+\.\d s( +\d+ \+ \d+){3} +\d x .* finished, ", re.MULTILINE)
+PAUSE = re.compile(r"^  [ABC] +(\w+) +(?:prefilling|decoding) .* resumed, after the kill$", re.M)
 
 
 def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
@@ -31,7 +32,9 @@ def test_all_its_checks_hold_on_the_tiny_model(tmp_path: Path) -> None:
     with start(tmp_path, "--model", "tiny-plain", "--blas", "stock") as demo:
         output, _ = demo.communicate()
     assert demo.returncode == 0, output
-    assert "C is prefilling" in output
+    assert re.search(r"^  [ABC] is paused: .* tokens on disk, .* given back$", output, re.M)
+    assert PAUSE.findall(output), "one is held when the server dies, and goes on in its next life"
+    assert set(PAUSE.findall(output)) <= {"high", "emergency", "no_room"}, "by memory, not by hand"
     assert [found[0] for found in TABLE.findall(output)] == ["A", "B", "C"]
     assert re.search(r"^ok      replay: \d+ steps, \d+ decisions, 0 divergences$", output, re.M)
     assert output.count("equal those of an uninterrupted run") == 3
@@ -41,6 +44,17 @@ def test_all_its_checks_hold_on_the_tiny_model(tmp_path: Path) -> None:
     assert "FAILED" not in output
     assert "\x1b" not in output, "a pipe gets plain lines"
     assert list(tmp_path.glob("fermata-*")) == []
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(180)
+def test_the_fake_model_has_no_text_to_compare(tmp_path: Path) -> None:
+    with start(tmp_path, "--model", "fake") as demo:
+        output, _ = demo.communicate()
+    assert demo.returncode == 0, output
+    assert output.count("not comparable with an uninterrupted run") == 3
+    assert re.search(r"\d+ checks, all hold; 3 not comparable$", output.strip())
+    assert PAUSE.findall(output)
 
 
 @pytest.mark.timeout(60)

@@ -3,31 +3,35 @@
 import io
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from journal.audit import Pause
 from journal.rows import RequestRow
-from tools.demo_checks import AtTheKill, Check, Output, Seen, check_all, check_uninterrupted
-from tools.demo_client import Answer, read_events, read_lines
-from tools.demo_plan import (
-    LINE_TOKENS,
-    MEASURE_LINES,
-    MEASURE_PROMPTS,
-    MEASURE_S,
-    Measured,
-    make_plan,
-    measured_prompt,
-    next_count,
+from tools.demo_checks import (
+    AtTheKill,
+    Check,
+    Output,
+    Seen,
+    check_all,
+    check_chain,
+    check_ends,
+    check_pauses,
+    check_uninterrupted,
 )
+from tools.demo_client import Answer, read_events, read_lines
 from tools.demo_screen import Screen
+from tools.demo_table import pause_lines
 
 WORDS = ("One", " two", " three", " four")
 
 
-def row(phase: str) -> RequestRow:
-    """A row of the journal; only its phase counts here."""
+def row(phase: str, request_id: str = "req_a", outcome: str | None = None) -> RequestRow:
+    """A row of the journal; only what is given counts here."""
     return RequestRow(
         number=1,
-        request_id="req_a",
+        request_id=request_id,
+        outcome=outcome,
         client_request_id=None,
         model_fingerprint="",
         route="",
@@ -57,22 +61,62 @@ def answer(num_tokens: int) -> Answer:
 
 SEEN = Seen(
     joined=[answer(4)],
-    kill=AtTheKill([answer(2)], [row("decoding")], [Output((1, 2, 3))]),
+    kill=AtTheKill([answer(2)], [row("decoding")], [Output((1, 2, 3))], []),
     whole=[answer(4)],
     final=[Output((1, 2, 3, 4))],
     uninterrupted=[Output((1, 2, 3, 4))],
 )
 
 
-def failed(seen: Seen, *, new_tokens: bool = False) -> list[str]:
+def failed(seen: Seen, *, comparable: bool = True) -> list[str]:
     """The checks that do not hold, but for the one that wants three requests."""
-    found = check_all(seen, "stock", new_tokens=new_tokens)
-    return [check.text for check in found[1:] if not check.holds]
+    found = check_all(seen, "stock", comparable=comparable)
+    return [check.text for check in found[1:] if check.holds is False]
+
+
+def pause(reason: str = "high", outcome: str = "resumed", num_lost_tokens: int = 0) -> Pause:
+    """A row of the view, of a request that went on in the second run."""
+    return Pause(
+        pause_seq=7,
+        number=1,
+        request_id="req_a",
+        run_id=1,
+        reason=reason,
+        from_phase="decoding",
+        outcome=outcome,
+        dropped=None,
+        started_at="2026-01-02T03:04:05.500Z",
+        saved_at=None,
+        paused_at=None,
+        freed_at=None,
+        resume_started_at=None,
+        resumed_at=None,
+        ended_at=None,
+        pausing_ms=20,
+        freeing_ms=31,
+        held_ms=2_040,
+        resuming_ms=None,
+        rank=1,
+        num_candidates=2,
+        usage_bytes=95,
+        ceiling_bytes=100,
+        frees_bytes=11,
+        unsaved_bytes=1_500,
+        freed_bytes=11_700_000,
+        tail_bytes=0,
+        num_blocks=3,
+        read_bytes=None,
+        num_cached_tokens=250,
+        num_output_tokens=34,
+        num_restored_tokens=None,
+        num_lost_tokens=num_lost_tokens,
+        resumed_run_id=2 if outcome == "resumed" else None,
+    )
 
 
 def test_all_hold_when_nothing_was_lost() -> None:
     assert failed(SEEN) == []
-    assert len(check_all(SEEN, "stock", new_tokens=False)) == 6
+    assert len(check_all(SEEN, "stock", comparable=True)) == 6
 
 
 def test_a_token_that_changed_over_the_kill_is_found() -> None:
@@ -107,21 +151,76 @@ def test_another_token_than_in_the_uninterrupted_run_is_found() -> None:
     ]
 
 
-def test_the_kill_must_find_two_decoding_and_one_prefilling() -> None:
-    phases = ["decoding", "decoding", "prefilling"]
-    kills = [[row(phase) for phase in order] for order in (phases, phases[::-1])]
-    checks = [
-        check_all(replace(SEEN, kill=replace(SEEN.kill, rows=rows)), "stock", new_tokens=False)[0]
-        for rows in kills
-    ]
-    assert [check.holds for check in checks] == [True, False]
+@pytest.mark.parametrize(
+    ("phases", "holds"),
+    [
+        (("decoding", "paused", "waiting"), True),
+        (("decoding", "decoding", "prefilling"), False),
+        (("paused", "waiting", "resuming"), False),
+    ],
+)
+def test_the_kill_must_find_one_held_and_one_decoding(phases: tuple[str, ...], holds: bool) -> None:
+    rows = [row(phase) for phase in phases]
+    [check, *_] = check_all(
+        replace(SEEN, kill=replace(SEEN.kill, rows=rows)), "stock", comparable=True
+    )
+    assert check.holds is holds
 
 
-def test_the_fake_model_computes_other_tokens_in_its_second_life() -> None:
-    """Equal tokens would mean that they were computed again, by an engine of the first life."""
-    second_life = replace(SEEN, uninterrupted=[Output((7, 8, 9, 4))])
-    assert failed(second_life, new_tokens=True) == []
-    assert failed(replace(SEEN, uninterrupted=[Output((7, 8, 9, 5))]), new_tokens=True)
+@pytest.mark.parametrize(
+    ("reason", "why"), [("operator", "by hand"), ("high", "because memory was over its high mark")]
+)
+def test_it_is_said_whether_memory_or_a_hand_held_it(reason: str, why: str) -> None:
+    rows = [row("paused"), row("decoding", "req_b")]
+    pauses = [pause("no_room"), pause(reason, outcome="open")]
+    kill = replace(SEEN.kill, rows=rows, pauses=pauses)
+    [check, *_] = check_all(replace(SEEN, kill=kill), "stock", comparable=True)
+    assert check.text.endswith(f"; held {why}")
+
+
+def test_tokens_of_two_lives_of_the_fake_model_are_not_compared() -> None:
+    """Equal tokens would mean nothing: each life of its engine has tokens of its own."""
+    other_life = replace(SEEN, uninterrupted=[Output((7, 8, 9, 5))])
+    assert failed(other_life)
+    assert failed(other_life, comparable=False) == []
+    last = check_all(other_life, "none", comparable=False)[-1]
+    assert last.holds is None
+    assert last.line().startswith("-       A: not comparable")
+
+
+def test_a_pause_that_lost_tokens_or_is_not_over_is_found() -> None:
+    assert check_pauses("A", [pause()]) == Check(
+        True, "A: held 1 x, went on 1 x, 1 of them after the kill; 0 tokens lost"
+    )
+    assert check_pauses("A", [pause(outcome="given_up")]).holds
+    assert not check_pauses("A", [pause(num_lost_tokens=4)]).holds
+    assert not check_pauses("A", [pause(), pause(outcome="open")]).holds
+
+
+def test_an_abort_is_found() -> None:
+    rows = [row(outcome, outcome=outcome) for outcome in ("finished", "aborted")]
+    assert check_ends("A", rows[:1]).holds
+    assert not check_ends("AB", rows).holds
+
+
+@pytest.mark.parametrize(("num_restored", "num_fed", "holds"), [(32, 7, True), (0, 39, False)])
+def test_a_request_must_go_on_from_saved_kv(num_restored: int, num_fed: int, holds: bool) -> None:
+    assert check_chain("A", 40, num_restored, num_fed).holds is holds
+    assert not check_chain("A", 40, num_restored, num_fed + 1).holds
+
+
+def test_each_pause_is_shown_with_its_bytes_and_times() -> None:
+    start_ns = 1_767_323_042_000_000_000  # 3.5 s before the pause
+    other = msgspec.structs.replace(pause("operator", outcome="ended"), request_id="req_z")
+    head, line = pause_lines({"req_a": "A"}, [pause(), other], start_ns)
+    assert head.split()[:3] == ["held", "because", "in"]
+    assert line.split("  ")[0] == "A"
+    assert "3.5 s" in line
+    assert "11.7MB" in line
+    assert "1.5KB" in line
+    assert "31 ms" in line
+    assert "2.0 s" in line
+    assert line.endswith("0  resumed, after the kill")
 
 
 @pytest.mark.parametrize(
@@ -149,18 +248,6 @@ def test_events_are_read_with_their_ids_and_a_cut_one_is_none() -> None:
 def test_only_a_line_feed_ends_a_line() -> None:
     chunks = [b"one\xc2", b"\x85 and \xe2\x80\xa8 on\ntw", b"o\n\nthree"]
     assert list(read_lines(chunks)) == ["one\x85 and \u2028 on", "two", ""]
-
-
-@pytest.mark.parametrize(
-    ("rate", "num_output_tokens"), [(1, 24), (15, 30), (100, 48), (600, 120), (100_000, 512)]
-)
-def test_prompts_and_answers_fit_the_machine(rate: float, num_output_tokens: int) -> None:
-    plan = make_plan(Measured(rate, 15.0), seed=1, scale=1)
-    assert LINE_TOKENS[0] - 15 <= plan.num_lines * 15 <= LINE_TOKENS[1] + 15
-    assert plan.max_tokens == num_output_tokens
-    assert plan.prompts[2].count("\n") == plan.num_lines + 1
-    assert make_plan(Measured(rate, 15.0), seed=1, scale=1) == plan
-    assert make_plan(Measured(rate, 15.0), seed=1, scale=2).max_tokens == 2 * plan.max_tokens
 
 
 class Terminal(io.StringIO):
@@ -206,22 +293,3 @@ def test_a_pipe_gets_lines_that_break_between_words() -> None:
     assert [line.removeprefix("  A | ") for line in lines] == [
         " ".join(["word"] * count) for count in (15, 15, 10)
     ]
-
-
-@pytest.mark.parametrize("line_s", [3.0, 1.9, 0.7, 0.1, 0.002])
-def test_two_seconds_of_prefill_are_measured_and_not_much_more(line_s: float) -> None:
-    number, duration_s, count = 0, 0.0, 1
-    while (following := next_count(number, count, duration_s) if number else 1) is not None:
-        count = following
-        number, duration_s = number + 1, duration_s + count * line_s
-        assert count <= MEASURE_LINES
-    assert MEASURE_S <= duration_s <= 2 * max(MEASURE_S, line_s)
-
-
-def test_what_is_measured_is_bounded_on_any_machine() -> None:
-    assert next_count(MEASURE_PROMPTS, MEASURE_LINES, 0.1) is None
-
-
-def test_no_two_measured_prompts_begin_alike() -> None:
-    begin = {measured_prompt(number, 2, 1)[:4] for number in range(1, MEASURE_PROMPTS + 1)}
-    assert len(begin) == MEASURE_PROMPTS

@@ -19,7 +19,6 @@ CORE = tuple(
         "admission",
         "saving",
         "eviction",
-        "feeding",
         "chains",
         "runs",
         "memory",
