@@ -308,6 +308,25 @@ def bench_kv(
     sys.exit(command.run(size, folder, as_json=as_json))
 
 
+@bench.command("pause")
+def bench_pause(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where its files are written and removed again.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """From the decision to hold a request to its memory, and back from disk. Exit status 1: a
+    target is missed.
+    """
+    from tools import bench_pause as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))
+
+
 @bench.command("hits")
 def bench_hits(
     quick: Annotated[
@@ -332,6 +351,33 @@ def bench_pressure(as_json: JsonOption = False) -> None:
     from tools import bench_pressure as command
 
     sys.exit(command.run(as_json=as_json))
+
+
+@bench.command("mixed")
+def bench_mixed(
+    model: Annotated[
+        str, typer.Option(help="A built-in name, or a model's folder.")
+    ] = "smollm2-float32",
+    blas: Annotated[str, typer.Option(help="auto, stock or openblas, on a CPU.")] = "auto",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A command that serves {model} on {port}, to compare with; may come again. "
+            "Without one it is mlx-lm's BatchGenerator."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short run, to see that it works.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Four prompts beside an answer that runs, against a peer. Exit status 1: a target is
+    missed.
+    """
+    from tools import bench_mixed as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(command.Wanted(model, blas, tuple(peer or ()), size), as_json=as_json))
 
 
 def main() -> None:

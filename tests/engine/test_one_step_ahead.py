@@ -1,5 +1,6 @@
 """The order of launching, delivering and leaving: scheduler/engine/base.py's rules."""
 
+import queue
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -17,6 +18,8 @@ from scheduler.engine.base import (
     StartRow,
     StepDone,
 )
+from scheduler.engine.mlx_engine import Commands
+from scheduler.engine.saved import Ready
 from scheduler.parameters import SamplingParameters
 from tests.engine.driver import GREEDY, Driver
 from tests.engine.models import TinyModel, decode_alone, numbers, same_caches
@@ -235,3 +238,12 @@ def test_chunk_waits_for_no_batch_that_has_ended(get_model: Callable[[str], Tiny
     for chunk in range(2):
         driver.work(RunChunk(2, chunk, 4 * chunk, 4))
     assert [done.number for done in driver.of(ChunkDone)] == [1, 2, 2]
+
+
+def test_rows_decode_between_the_blocks_of_a_row_that_is_filled(driver: Driver) -> None:
+    driver.set_batch(1)
+    commands: Commands = queue.SimpleQueue()
+    for command in (Ready(2), Ready(2), None):
+        commands.put(command)
+    driver.worker.serve(commands)
+    assert len(driver.of(StepDone)) == 1, "the next one waits for its release"

@@ -1,7 +1,6 @@
 """Which tokens are fed next, and which rows decode together."""
 
 import msgspec
-import pytest
 
 from journal import events
 from scheduler.request import Phase
@@ -94,41 +93,30 @@ def test_chunk_beside_a_running_row_is_small() -> None:
     assert planned(driver.step(driver.decoded())) == [(2, 0, 8)]
 
 
-def beside_a_row(gap_ms: int, step_ms: int, chunk_ms: int) -> list[tuple[int, int, int]]:
-    """The second chunk beside a running row, when a step and a chunk of 64 tokens took so long."""
-    driver = ready(chunk_tokens=1_000, chunk_tokens_beside_rows=64, gap_ns=gap_ms * 10**6)
-    driver.serve(1)
-    driver.step(driver.receive(5_000, name="b"))
-    step = msgspec.structs.replace(driver.decoded(), duration_ns=step_ms * 10**6)
-    assert planned(driver.step(step)) == [(2, 0, 64)], "nothing is known yet"
-    done = msgspec.structs.replace(driver.chunk_done(), duration_ns=chunk_ms * 10**6)
-    driver.step(done)
-    return planned(driver.step(step))
+def test_without_a_bound_chunks_beside_a_row_are_as_set() -> None:
+    driver = ready(chunk_tokens_beside_rows=64, gap_ns=0)
+    driver.serve(1, 5_000)
+    assert planned(driver.step(driver.decoded())) == [(2, 0, 64)]
 
 
-@pytest.mark.parametrize(
-    ("gap_ms", "step_ms", "chunk_ms", "length"),
-    [
-        (250, 50, 64, 180),  # 1 ms a token: 200 ms are left beside the step, less a tenth
-        (100, 80, 64, 72),  # twice the step is more than the setting
-        (250, 50, 1, 1_000),  # never more than a chunk without rows
-        (250, 50, 64_000, 1),  # never nothing
-        (0, 50, 1, 64),  # no bound on the gap: the setting for chunks beside rows
-    ],
-)
-def test_chunk_beside_a_row_keeps_the_bound_on_the_gap(
-    gap_ms: int, step_ms: int, chunk_ms: int, length: int
-) -> None:
-    assert beside_a_row(gap_ms, step_ms, chunk_ms) == [(2, 64, length)]
+def test_rest_of_a_prompt_is_fed_in_even_parts_beside_a_row() -> None:
+    driver = ready(chunk_tokens_beside_rows=8, gap_ns=0)
+    driver.serve(1, 22)
+    chunks = planned(driver.step(driver.decoded()))
+    for _ in range(2):
+        driver.step(driver.chunk_done())
+        chunks += planned(driver.step(driver.decoded()))
+    assert chunks == [(2, 0, 7), (2, 7, 7), (2, 14, 7)]
 
 
-def test_times_are_means_that_forget() -> None:
-    driver = ready(chunk_tokens=10, gap_ns=1)
-    driver.serve(41)
-    for duration_ns in (10, 50):
-        done = msgspec.structs.replace(driver.chunk_done(), duration_ns=duration_ns)
-        driver.step(done)
-    assert driver.state.prefill_ns_per_1k == (3 * 1_000 + 5_000) // 4
+def test_turns_follow_tokens_and_not_chunks() -> None:
+    driver = ready(chunk_tokens=2_048, chunk_tokens_beside_rows=8, gap_ns=0)
+    driver.serve(1, 41, 201)
+    turns = planned(driver.step(driver.decoded()))
+    for _ in range(5):
+        driver.step(driver.chunk_done())
+        turns += planned(driver.step(driver.decoded()))
+    assert [number for number, _, _ in turns] == [2, 2, 2, 2, 2, 3]
 
 
 def test_chunk_is_large_again_when_the_running_row_has_ended() -> None:

@@ -29,7 +29,7 @@ def busy() -> SchedulerState:
         [3, 4],
         [5],
     )
-    assert state.chunk == Chunk(number=2, chunk=1, start=0, length=64)
+    assert state.chunk == Chunk(number=2, chunk=1, start=0, length=50)
     return state
 
 

@@ -7,7 +7,15 @@ from journal import events
 from scheduler.admission import MAX_OVERTAKEN_NS
 from scheduler.resuming import MAX_RESUMED
 from tests.unit.core_driver import kinds, only
-from tests.unit.hold_driver import FINE, HoldDriver, hold_limits, paused, phases, release_all
+from tests.unit.hold_driver import (
+    FINE,
+    HoldDriver,
+    hold_limits,
+    paused,
+    phases,
+    release_all,
+    running,
+)
 from tests.unit.kv_driver import ready
 
 
@@ -242,3 +250,27 @@ def test_model_without_marks_goes_on_by_its_reservations() -> None:
     driver.decode("y")
     assert begun(driver.release("req_a")) == [1]
     assert driver.state.reserved_bytes == 2 * 128_000
+
+
+# Those that were in the engine at a death
+
+
+def test_row_of_a_dead_run_comes_before_a_younger_one_that_was_held() -> None:
+    driver = running("x", "y")
+    driver.pause("req_b")
+    driver.begin_run()
+    driver.step(events.ReleaseRequested(request_id="req_b"))
+    decisions = driver.step(ready(driver.model))
+    assert (let_in(decisions), begun(decisions)) == ([1], [])
+    assert begun(driver.step(driver.restored("req_a"))) == [2]
+
+
+def test_request_that_was_held_needs_what_it_had_also_by_chunks() -> None:
+    driver = running("x", "yyyyyyyyyyyy", reserve="chunk", chunk_tokens=16)
+    driver.step(events.SavingStopped(reason="disk_full", detail=""))
+    driver.hold("req_b")
+    driver.step(driver.freed("req_b"))
+    driver.step(events.BlocksLost(hashes=("y",), states=(), reason="missing"))
+    [started] = only(driver.release("req_b"), events.ResumeStarted)
+    assert started.num_cached_tokens == 0
+    assert started.reserved_bytes >= 12 * 16 * driver.model.kv_bytes_per_token

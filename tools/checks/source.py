@@ -19,6 +19,7 @@ CORE = tuple(
         "admission",
         "saving",
         "eviction",
+        "feeding",
         "chains",
         "runs",
         "memory",
