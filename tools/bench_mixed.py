@@ -8,6 +8,7 @@ Then, on the tiny model and with the settings that everybody has, a prompt of 4,
 prefilled beside an answer that runs: the gaps between its tokens are held against `gap_ms`.
 """
 
+import os
 import random
 import signal
 import statistics
@@ -104,9 +105,10 @@ def measure_mixed(wanted: Wanted, work: Path) -> tuple[list[Measurement], dict[s
             sides.append(stack.enter_context(closing(BatchSide(model, wanted.blas))))
         played: list[list[Played]] = [[] for _ in sides]
         for turn in range(wanted.size.rounds + 1):  # the first warms up, and does not count
+            workload = maker.draw() if turn else maker.draw_short()
             for side, rounds in zip(sides, played, strict=True):
                 print(f"plays: round {turn}, {side.name}", flush=True)
-                found = side.play(maker.draw() if turn else maker.draw_short())
+                found = side.play(workload)
                 if turn:
                     rounds.append(found)
     return compare(played[0], [s.name for s in sides[1:]], played[1:])
@@ -127,7 +129,8 @@ def compare(
     ]
     found += firsts("fermata", ours, at_most=FIRST_TOKEN_S)
     found.append(measure("all_done.fermata", "s", [one.done_s for one in ours]))
-    details: dict[str, Number | str] = tokens("fermata", ours)
+    details: dict[str, Number | str] = {"load average": round(os.getloadavg()[0], 1)}
+    details |= tokens("fermata", ours)
     for name, rounds in zip(names, peers, strict=True):
         found.append(measure(f"all_done.{name}", "s", [one.done_s for one in rounds]))
         found.append(
