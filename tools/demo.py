@@ -92,7 +92,6 @@ class Demo:
         self.news: News = queue.SimpleQueue()
         self.journal = DemoJournal(state)
         self.deadline = time.monotonic() + LIMIT_S
-        self.moment = Moment(self.journal, screen)
         self.servers: list[ServerProcess] = []
         self.all_clients: list[Clients] = []
         stack.callback(self.close)  # after the servers, whose ends end the clients' threads
@@ -104,10 +103,12 @@ class Demo:
         server, clients = self.start(memory)
         self.screen.say(memory.text())
         answers = self.answers(plan, NAMES)
-        self.catch(clients, answers)
+        moment = Moment(self.journal, memory, self.screen)
+        self.catch(clients, answers, moment)
         before = self.kill(server, clients, answers)
         then = self.accounts(answers)
         server, clients = self.start(memory)
+        moment.release(clients)
         self.go_on(clients, answers)
         whole = [clients.read_again(answer) for answer in answers]
         self.stop(server, clients)
@@ -209,10 +210,10 @@ class Demo:
         except openai.OpenAIError as error:
             raise DemoFailed(f"the server does not answer: {error}") from error
 
-    def catch(self, clients: Clients, answers: Sequence[Answer]) -> None:
+    def catch(self, clients: Clients, answers: Sequence[Answer], moment: Moment) -> None:
         """Asks for the answers until one of them is held. Raises DemoFailed when all end before."""
         self.screen.say("the same three again; one is held when memory runs short:")
-        if not self.follow(clients.begin, answers, until=partial(self.moment.has_come, clients)):
+        if not self.follow(clients.begin, answers, until=partial(moment.has_come, clients)):
             self.screen.rest(answers)
             raise DemoFailed("no moment at which one request is held and another decodes")
 
@@ -261,7 +262,6 @@ class Demo:
     def go_on(self, clients: Clients, answers: Sequence[Answer]) -> None:
         """The clients take their answers up, until all have ended."""
         self.screen.say("each client asks for what comes after its last event:")
-        self.moment.release(clients)
         self.follow(clients.go_on, answers)
         self.screen.rest(answers)
 

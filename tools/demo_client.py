@@ -164,13 +164,18 @@ class Clients:
         )
         return response.headers["X-Request-Id"]
 
-    def phases(self) -> dict[str, str]:
-        """`GET /v1/requests`: what each open request does, by its id. Raises HTTPError."""
+    def open_requests(self) -> dict[str, tuple[str, int]]:
+        """`GET /v1/requests`: what each open request does, and how many tokens it has, by its id.
+        Raises HTTPError.
+        """
         response = httpx2.get(
             f"{self.address}/v1/requests", timeout=SILENCE_LIMIT_S, trust_env=False
         )
         response.raise_for_status()
-        return {entry["id"]: entry["state"] for entry in response.json()["data"]}
+        return {
+            entry["id"]: (entry["state"], entry["num_known_tokens"])
+            for entry in response.json()["data"]
+        }
 
     def wish(self, answer: Answer, wish: Literal["pause", "resume"]) -> None:
         """`POST /v1/requests/{id}/pause` or `/resume`: by hand. Raises HTTPError."""

@@ -1,13 +1,13 @@
 """When the server is killed: the moment at which it holds a request."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx2
 
 from tools.demo_client import Answer, Clients
 from tools.demo_journal import DemoJournal
-from tools.demo_plan import BLOCK_TOKENS
+from tools.demo_plan import BLOCK_TOKENS, MemoryPlan
 from tools.demo_screen import Screen
 
 TOKENS_BEFORE_KILL = 3
@@ -24,42 +24,47 @@ class DemoFailed(Exception):
 class Moment:
     """Looks out for it. Where memory suffices for too long, one request is held by hand."""
 
-    def __init__(self, journal: DemoJournal, screen: Screen) -> None:
+    def __init__(self, journal: DemoJournal, memory: MemoryPlan, screen: Screen) -> None:
         self.journal = journal
+        self.memory = memory
         self.screen = screen
         self.next_look = 0.0
+        self.are_saved = False
         self.held_by_hand: Answer | None = None
 
     def has_come(self, clients: Clients, answers: Sequence[Answer]) -> bool:
-        """Whether one request is held, another decodes, two answers have begun, and each request
-        has blocks on disk.
+        """Whether one request is held and will be for a while, another decodes, two answers have
+        begun, and each request has blocks on disk.
         """
-        if time.monotonic() < self.next_look:
+        begun = [answer for answer in answers if answer.position >= TOKENS_BEFORE_KILL]
+        if len(begun) < 2 or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + LOOK_S
-        phases = self.phases(clients, answers)
-        begun = [answer for answer in answers if answer.position >= TOKENS_BEFORE_KILL]
+        self.are_saved = self.are_saved or all(map(self.num_saved_tokens, answers))
+        found = self.look(clients)
+        phases = [found.get(answer.request_id, ("ended", 0))[0] for answer in answers]
         decoding = [
-            answer
-            for answer, phase in zip(answers, phases, strict=True)
-            if phase == "decoding" and answer in begun
+            answer for answer in begun if found.get(answer.request_id, ("", 0))[0] == "decoding"
         ]
-        if len(begun) < 2 or not decoding:
-            return False
-        if "paused" in phases and any(8 * left(answer) >= answer.max_tokens for answer in decoding):
-            return all(map(self.num_saved_tokens, answers))
+        if "paused" in phases:
+            has_time = any(8 * left(answer) >= answer.max_tokens for answer in decoding)
+            return self.are_saved and has_time and self.is_lasting(found)
         is_late = len(decoding) > 1 and 4 * left(decoding[0]) <= decoding[0].max_tokens
-        if self.held_by_hand is None and "paused" not in phases and is_late:
+        if self.held_by_hand is None and is_late:
             self.hold(clients, decoding[-1])
         return False
 
-    def phases(self, clients: Clients, answers: Sequence[Answer]) -> list[str]:
-        """What each request does. Raises DemoFailed."""
+    def look(self, clients: Clients) -> dict[str, tuple[str, int]]:
+        """What the open requests do, and their tokens. Raises DemoFailed."""
         try:
-            phases = clients.phases()
+            return clients.open_requests()
         except httpx2.HTTPError as error:
             raise DemoFailed(f"the server does not list its requests: {error}") from error
-        return [phases.get(answer.request_id, "ended") for answer in answers]
+
+    def is_lasting(self, found: Mapping[str, tuple[str, int]]) -> bool:
+        """Whether what is held stays so: there is no room for all, or a hand holds it."""
+        num_tokens = [count for _, count in found.values()]
+        return self.held_by_hand is not None or not self.memory.holds(num_tokens)
 
     def hold(self, clients: Clients, answer: Answer) -> None:
         """An operator's word. Raises DemoFailed."""

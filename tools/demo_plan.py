@@ -5,6 +5,7 @@ beyond it: so the three rows fit at first, and no longer once they have grown.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from journal.events import ModelFacts
@@ -77,6 +78,15 @@ class MemoryPlan:
     high_bytes: int
     ceiling_bytes: int
     chunk_tokens: int
+    model: ModelFacts
+
+    def holds(self, num_tokens: Iterable[int]) -> bool:
+        """Whether there is room for rows of so many tokens and a chunk: while there is none for
+        all, one stays held.
+        """
+        chunk_bytes = self.chunk_tokens * self.model.transient_bytes_per_token
+        rows_bytes = sum(row_bytes(self.model, count) for count in num_tokens)
+        return self.weights_bytes + rows_bytes + chunk_bytes <= self.low_bytes
 
     def settings(self) -> dict[str, str]:
         """The same for the server. What is reserved for a row is little, so that all get in."""
@@ -153,8 +163,8 @@ def make_memory_plan(model: ModelFacts, num_tokens: int) -> MemoryPlan:
     chunk_bytes = chunk_tokens * each_bytes
     full_bytes = row_bytes(model, num_tokens)
     rows_bytes = max(3 * full_bytes // 2, 3 * first_bytes)
-    low_bytes = model.weights_bytes + rows_bytes + chunk_bytes + step_bytes // 8
-    high_bytes = low_bytes + chunk_bytes + step_bytes // 8  # for what is counted by readings only
+    low_bytes = model.weights_bytes + rows_bytes + chunk_bytes + step_bytes // 4
+    high_bytes = low_bytes + chunk_bytes + step_bytes // 4  # for what is counted by readings only
     return MemoryPlan(
         weights_bytes=model.weights_bytes,
         row_bytes=full_bytes,
@@ -162,4 +172,5 @@ def make_memory_plan(model: ModelFacts, num_tokens: int) -> MemoryPlan:
         high_bytes=high_bytes,
         ceiling_bytes=high_bytes + max(step_bytes, 2 * chunk_bytes),
         chunk_tokens=chunk_tokens,
+        model=model,
     )
