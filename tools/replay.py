@@ -1,6 +1,8 @@
 """`fermata replay`: decides a journal again and says where it comes out differently."""
 
 import sys
+from collections.abc import Iterator
+from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
 
@@ -46,10 +48,28 @@ def lines_of(divergence: Divergence) -> list[str]:
     """What was decided then and what would be now; equal decisions are left out."""
     policy = f" by policy {divergence.policy_version}" if divergence.of_other_policy else ""
     lines = [f"run {divergence.run_id}, step {divergence.step}{policy}:"]
-    for recorded, expected in zip_longest(divergence.recorded, divergence.expected):
-        if recorded != expected:
-            lines += [f"  recorded {text_of(recorded)}", f"  expected {text_of(expected)}"]
+    for recorded, expected in differing(divergence):
+        lines += [f"  recorded {text_of(recorded)}", f"  expected {text_of(expected)}"]
+        if recorded and expected and type(recorded) is type(expected):
+            lines.append(f"  they differ in {', '.join(differing_fields(recorded, expected))}")
     return lines + ([f"  {divergence.problem}"] if divergence.problem else [])
+
+
+def differing(divergence: Divergence) -> Iterator[tuple[Decision | None, Decision | None]]:
+    """What was recorded and what would stand in its place. One decision more or less does not make
+    those behind it differ.
+    """
+    recorded, expected = divergence.recorded, divergence.expected
+    matcher = SequenceMatcher(None, recorded, expected, autojunk=False)
+    for tag, begin, end, expected_begin, expected_end in matcher.get_opcodes():
+        if tag != "equal":
+            yield from zip_longest(recorded[begin:end], expected[expected_begin:expected_end])
+
+
+def differing_fields(recorded: Decision, expected: Decision) -> list[str]:
+    """The names of the fields in which two decisions of one kind differ."""
+    names = recorded.__struct_fields__
+    return [name for name in names if getattr(recorded, name) != getattr(expected, name)]
 
 
 def text_of(decision: Decision | None) -> str:

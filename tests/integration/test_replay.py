@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -151,7 +152,38 @@ def test_the_command_prints_each_divergence_and_the_counts(
     assert '"num_waiting":0' in lines[2]
     steps = records[-1].step
     decisions = sum(record.source == "decision" for record in records)
-    assert lines[3:] == [f"{steps} steps, {decisions} decisions, 1 divergences"]
+    assert lines[3:] == [
+        "  they differ in num_waiting",
+        f"{steps} steps, {decisions} decisions, 1 divergences",
+    ]
+
+
+def test_the_command_shows_which_rung_comes_out_differently(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay = Replay(simulated.every_rung().journal.read())
+    monkeypatch.setattr("scheduler.relief.MAX_COOLED", 1)
+    assert command.print_replay(replay) == 1
+    head, recorded, expected, fields, counts = capsys.readouterr().out.splitlines()
+    assert head.startswith("run 1, step ")
+    assert recorded.startswith('  recorded {"kind":"tier_shrunk"')
+    assert expected.startswith('  expected {"kind":"tier_shrunk"')
+    assert len(expected) < len(recorded)
+    assert fields == "  they differ in hashes, freed_bytes"
+    assert counts.endswith(" decisions, 1 divergences")
+
+
+def test_a_decision_that_would_come_before_others_is_shown_alone(
+    held_records: list[list[Record]],
+) -> None:
+    for records in held_records:
+        step = records[place_of(records, events.PauseStarted)].step
+        decided: Any = [r.event for r in records if r.step == step and r.source == "decision"]
+        assert len(decided) >= 3
+        shorter = tuple(decided[1:])
+        found = Divergence(1, step, POLICY_VERSION, expected=tuple(decided), recorded=shorter)
+        shown = [line.split('"')[0] for line in command.lines_of(found)]
+        assert shown == [f"run 1, step {step}:", "  recorded nothing", "  expected {"]
 
 
 def run_command(*arguments: str) -> tuple[int, str, str]:
