@@ -15,7 +15,7 @@ from tests.property.pressure_world import LIMIT_NS, S, hardware_of, room_for, se
 
 CEILING_BYTES = room_for(800, num_rows=2)
 SECOND = f"req_{2:026}"
-ROW = Asked(num_prompt_tokens=200, max_tokens=150)
+ROW = Asked(num_prompt_tokens=200, max_tokens=90)
 
 
 def world_of(*requests: Asked, state_bytes: int = 0, **overrides: object) -> World:

@@ -1,0 +1,84 @@
+"""Histories as files: journals as a server writes them, with nothing of what was asked or said."""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+import msgspec
+
+from journal.events import Decision, Fact, Record, ServerStarted, TokensDecoded
+from journal.journal import Journal
+from journal.reader import JournalReader
+from journal.tokens import ID_BYTES, SideRows, StepTokens
+
+FOLDER = Path(__file__).parent
+SIDE_TABLES = ("token_ids", "step_tokens", "request_parameters", "snapshots")
+"""What no replay needs."""
+
+PAGE_BYTES = 1024
+"""A small journal in SQLite's own pages of 4 KiB is mostly empty."""
+
+
+def history_files() -> list[Path]:
+    """Every history that is kept, by name."""
+    return sorted(FOLDER.glob("*.db"))
+
+
+def read(file: Path) -> list[Record]:
+    """All records of a history."""
+    with JournalReader.open(file) as reader:
+        return list(reader.read())
+
+
+def keep(records: Iterable[Record], file: Path) -> None:
+    """Writes a journal anew: the same records but for where and by which process they were made,
+    and no token, parameter or snapshot beside them. `file` is one whole file without a log.
+    """
+    kept = [without_place(record) for record in records]
+    file.unlink(missing_ok=True)
+    for _, run in groupby(kept, key=attrgetter("run_id")):
+        journal = Journal.open(file)
+        try:
+            for _, step in groupby(run, key=attrgetter("step")):
+                commit(journal, list(step))
+        finally:
+            journal.close()
+    purge(file)
+    file.with_suffix(".lock").unlink()
+    assert read(file) == kept
+
+
+def without_place(record: Record) -> Record:
+    """The record without the machine, the process and the folder that it comes from."""
+    event = record.event
+    if not isinstance(event, ServerStarted):
+        return record
+    configuration = event.configuration | {"state": "state"}
+    event = msgspec.structs.replace(event, configuration=configuration, platform="", process_id=1)
+    return msgspec.structs.replace(record, event=event)
+
+
+def commit(journal: Journal, step: Sequence[Record]) -> None:
+    """One step as it was, with tokens that stand for the real ones until they are purged."""
+    facts: list[Fact] = [r.event for r in step if r.source == "fact"]  # pyright: ignore[reportAssignmentType]
+    decisions: list[Decision] = [r.event for r in step if r.source == "decision"]  # pyright: ignore[reportAssignmentType]
+    tokens = {
+        index: StepTokens(bytes(ID_BYTES * sum(fact.counts)))
+        for index, fact in enumerate(facts)
+        if isinstance(fact, TokensDecoded)
+    }
+    journal.commit(step[0].step, step[0].at_ns, facts, decisions, SideRows(tokens=tokens))
+
+
+def purge(file: Path) -> None:
+    """Removes what no replay needs, and makes the file small and whole."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as database:
+        for table in SIDE_TABLES:
+            database.execute(f"DELETE FROM {table}")
+        assert database.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+        database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        database.execute("VACUUM")
+    file.chmod(0o644)
