@@ -18,8 +18,8 @@ FOLDER = Path(__file__).parent
 SIDE_TABLES = ("token_ids", "step_tokens", "request_parameters", "snapshots")
 """What no replay needs."""
 
-PAGE_BYTES = 1024
-"""A small journal in SQLite's own pages of 4 KiB is mostly empty."""
+UNIT_BYTES = 1024
+"""SQLite writes in units of this size; in those of 4 KiB a small journal is mostly empty."""
 
 
 def history_files() -> list[Path]:
@@ -79,6 +79,6 @@ def purge(file: Path) -> None:
         for table in SIDE_TABLES:
             database.execute(f"DELETE FROM {table}")
         assert database.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
-        database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        database.execute(f"PRAGMA page_size = {UNIT_BYTES}")
         database.execute("VACUUM")
     file.chmod(0o644)
