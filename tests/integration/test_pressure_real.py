@@ -26,9 +26,8 @@ from tests.integration.kv_serving import (
 
 NUM_PROMPT = 1_500
 NUM_OUTPUT = 120
-CHUNKS = {"chunk_tokens": 32, "chunk_tokens_beside_rows": 16, "gap_ms": 0}
+CHUNKS = {"chunk_tokens": 16, "chunk_tokens_beside_rows": 16, "gap_ms": 0}
 SMALL = {"block_tokens": 32, "memory_bytes": 0}
-HIGH = 0.92
 
 
 def in_turn(folder: Path, model: str, count: int, max_tokens: int) -> list[Answer]:
@@ -85,7 +84,7 @@ def test_three_prompts_that_do_not_fit_together_all_finish(tmp_path: Path, model
     facts, chunk_bytes = facts_of(calm)
     rows_bytes = 3 * row_bytes(facts, NUM_PROMPT + NUM_OUTPUT) // 2
     needed_bytes = facts.weights_bytes + chunk_bytes + rows_bytes + others_bytes()
-    answers = together(short, model, 3, NUM_OUTPUT, int(needed_bytes / HIGH))
+    answers = together(short, model, 3, NUM_OUTPUT, needed_bytes)
     assert [a.content for a in answers] == [a.content for a in expected]
     assert len(recorded(short, events.RequestFinished)) == 3
     assert recorded(short, events.RequestAborted) == []
