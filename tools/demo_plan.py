@@ -19,7 +19,7 @@ from the time of the longer one how fast the machine is.
 PROMPT_TOKENS = 216
 """Each prompt has at most so many tokens, of the 256 that a row's first step of memory holds."""
 
-MOST_OUTPUT_TOKENS = 256
+MOST_OUTPUT_TOKENS = 512
 """The longest answers that are asked for to gain time."""
 
 FAST_S = 0.2

@@ -50,7 +50,7 @@ def test_prompts_fit_the_first_step_and_answers_go_beyond_it(name: str, rate: fl
 
 def test_a_fast_machine_is_asked_for_long_answers() -> None:
     asked = [make_plan(Measured(r, 14.0, 45.0), MODELS["smollm2"], 1) for r in (10, 1_000, 10**6)]
-    assert [plan.max_tokens for plan in asked] == [100, 200, 256]
+    assert [plan.max_tokens for plan in asked] == [100, 200, 512]
 
 
 @pytest.mark.parametrize("rate", [1, 100_000])
