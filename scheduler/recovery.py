@@ -51,6 +51,7 @@ CORE = (
     "scheduler/relief.py",
     "scheduler/resuming.py",
     "scheduler/deadlines.py",
+    "scheduler/feeding.py",
 )
 """The files on which a state, folded from the same events, depends."""
 

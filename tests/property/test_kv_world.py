@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from journal import events
@@ -80,7 +80,8 @@ def test_journal_is_decided_again_without_a_difference(story: Story) -> None:
 def test_worlds_show_every_kind_of_event() -> None:
     seen: set[type[events.Event]] = set()
 
-    @settings(bounded, max_examples=80)
+    @seed(1)
+    @settings(bounded, max_examples=120)
     @given(ACTIONS)
     def look(story: Story) -> None:
         seen.update(type(record.event) for record in play(story).driver.records)
