@@ -8,9 +8,16 @@ that of `kv_freed`, with both commits in it, a resume from `resume_started` to `
 Beside each pause, in the same round and folder: a plain writer that writes what that pause wrote,
 and one block (write, flush, rename, flush of the folder), and a bare flush of a small file. A pause
 is to take no longer than these together: the write of what the row holds behind its blocks, one
-block's write, and one flush, which the commit takes before the memory is let go. Beside each resume
-a plain reader of the same files; they are dropped from the page cache before each of the two, where
-the system has a call for that.
+block's write, and one flush, which the commit takes before the memory is let go.
+
+What the allocator takes to give a row's memory back is measured apart (`freeing`), and both targets
+of a pause leave it out. mlx keeps the memory for reuse on a GPU; on a CPU it returns it to the
+system, page by page, which takes the longer the more it is, whoever asks. `whole` has it in.
+
+Beside each resume a plain reader of the same files; they are dropped from the page cache before
+each of the two, where the system has a call for that. A resume also makes the row's memory and
+copies twice: on a machine that does other things too, its processor time, which all threads share,
+tells more than the clock.
 """
 
 import os
@@ -45,8 +52,8 @@ from tools.bench_pause_rows import HYBRID, PLAIN, Shape
 from tools.bench_pause_server import MAX_TOKENS, STEP_MS, Server, serving
 
 SEED = 1
-FIRST_TAIL_TOKENS = 168
-TOKENS_BETWEEN = 8
+FIRST_TAIL_TOKENS = 128
+TOKENS_BETWEEN = 4
 """Of output between two pauses of a row: tails stay within one block, and grow alike."""
 
 FLUSHED_BYTES = 4_096
@@ -80,10 +87,12 @@ class Times:
     """Of one row, in seconds, one entry a round."""
 
     pause: list[float] = field(default_factory=list[float])
+    freeing: list[float] = field(default_factory=list[float])
     needed: list[float] = field(default_factory=list[float])
     own_write: list[float] = field(default_factory=list[float])
     flush: list[float] = field(default_factory=list[float])
     resume: list[float] = field(default_factory=list[float])
+    processor: list[float] = field(default_factory=list[float])
     plain_read: list[float] = field(default_factory=list[float])
     parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     read_bytes: list[int] = field(default_factory=list[int])
@@ -131,7 +140,7 @@ class HeldRow:
         self.request_id = f"req_{number:026d}"
         self.num_prompt_tokens = num_tokens + FIRST_TAIL_TOKENS
         self.plain = plain
-        self.held_at = self.num_prompt_tokens
+        self.held_at = self.num_prompt_tokens + TOKENS_BETWEEN
         self.idle_bytes = mx.get_active_memory()
         self.times = Times()
 
@@ -165,8 +174,12 @@ class HeldRow:
         )
         drop_from_file_cache(paths)
         mx.clear_cache()
-        seq = self.server.ask(lambda state: state.seq)
+        seq, held_tokens = self.server.ask(lambda state: (state.seq, self.of(state).saved_tokens))
+        self.held_at = held_tokens + TOKENS_BETWEEN
+        processor_s = time.process_time()
         self.server.run.sensors.wish(events.ReleaseRequested(request_id=self.request_id))
+        self.server.wait_until(self.is_filled, f"{self.request_id} goes on")
+        self.times.processor.append(time.process_time() - processor_s)
         self.hold()
         self.take_times(seq, num_bytes)
         *blocks, tail = (path.stat().st_size for path in self.paths())
@@ -176,7 +189,6 @@ class HeldRow:
         """Holds the row when it has decoded a few tokens and all its blocks are saved; returns when
         its memory is free.
         """
-        self.held_at += TOKENS_BETWEEN
         self.server.wait_until(self.may_be_held, f"{self.request_id} runs")
         self.server.run.sensors.wish(events.HoldRequested(request_id=self.request_id))
         self.server.wait_until(self.is_held, f"{self.request_id} is held")
@@ -189,28 +201,30 @@ class HeldRow:
         shape = self.server.shape
         return self.num_prompt_tokens * shape.bytes_per_token + shape.state_bytes
 
-    def find(self, state: SchedulerState) -> Request | None:
-        """The request, once it has come in."""
-        return state.find(self.request_id)
+    def of(self, state: SchedulerState) -> Request:
+        """The request, which has come in, and never ends."""
+        request = state.find(self.request_id)
+        assert request is not None, "it never ends"
+        return request
 
     def may_be_held(self, state: SchedulerState) -> bool:
-        request = self.find(state)
+        request = state.find(self.request_id)
         if request is None or request.phase is not Phase.DECODING:
             return False
         is_saved = not request.unsaved and not state.index.writing_bytes
         return is_saved and request.num_cached_tokens >= self.held_at
 
+    def is_filled(self, state: SchedulerState) -> bool:
+        return self.of(state).phase is Phase.DECODING
+
     def is_held(self, state: SchedulerState) -> bool:
-        request = self.find(state)
-        assert request is not None, "it never ends"
-        return request.phase is Phase.PAUSED and not state.leaving
+        return self.of(state).phase is Phase.PAUSED and not state.leaving
 
     def paths(self) -> list[Path]:
         """The files that it will be filled from, the tail last."""
 
         def files(state: SchedulerState) -> list[BlockFile | TailFile]:
-            request = self.find(state)
-            assert request is not None
+            request = self.of(state)
             domain = request.pin_domain
             blocks = [BlockFile(domain, name) for name in request.hashes[: request.chain_blocks]]
             return [*blocks, TailFile(domain, self.request_id, request.saved_tokens)]
@@ -230,13 +244,16 @@ class HeldRow:
         times = self.times
         times.read_bytes.append(num_bytes)
         times.resume.append(between(records, events.ResumeStarted, events.RequestResumed))
-        times.pause.append(between(records, events.PauseStarted, events.KvFreed))
+        freeing = self.server.freeing_s
+        times.freeing.append(freeing)
+        times.pause.append(between(records, events.PauseStarted, events.KvFreed) - freeing)
         written = saved.duration_ns / 1e9
         until_saved = between(records, events.PauseStarted, events.ChainSaved)
         parts = {
             "step under way, cut": until_saved - written,
             "write": written,
-            "commit of the pin, drop": between(records, events.ChainSaved, events.KvFreed),
+            "commit of the pin, drop": between(records, events.ChainSaved, events.KvFreed)
+            - freeing,
             "restore in the engine": restored.duration_ns / 1e9,
         }
         for name, seconds in parts.items():
@@ -291,28 +308,36 @@ def compare(name: str, size: Size, rows: Sequence[Times]) -> list[Measurement]:
         )
     ]
     for num_tokens, times in zip(size.num_tokens, rows, strict=True):
-        row = f"{name}.{num_tokens}"
-        found += [
-            measure(
-                f"{row}.pause.share",
-                "of tail_block_flush",
-                ratios(times.pause, times.needed),
-                at_most=NEEDED_SHARE,
-            ),
-            measure(
-                f"{row}.resume.ratio",
-                "of plain_read",
-                ratios(times.plain_read, times.resume),
-                at_least=READ_SHARE,
-            ),
-            measure(f"{row}.pause.ratio", "of own_write", ratios(times.pause, times.own_write)),
-            measure(f"{row}.pause", "ms", ms(times.pause)),
-            measure(f"{row}.own_write", "ms", ms(times.own_write)),
-            measure(f"{row}.tail_block_flush", "ms", ms(times.needed)),
-            measure(f"{row}.resume", "ms", ms(times.resume)),
-            measure(f"{row}.plain_read", "ms", ms(times.plain_read)),
-        ]
+        found += compare_row(f"{name}.{num_tokens}", times)
     return found
+
+
+def compare_row(row: str, times: Times) -> list[Measurement]:
+    """What one row's pauses and resumes are held against."""
+    whole = [pause + freeing for pause, freeing in zip(times.pause, times.freeing, strict=True)]
+    return [
+        measure(
+            f"{row}.pause.share",
+            "of tail_block_flush",
+            ratios(times.pause, times.needed),
+            at_most=NEEDED_SHARE,
+        ),
+        measure(
+            f"{row}.resume.ratio",
+            "of plain_read",
+            ratios(times.plain_read, times.resume),
+            at_least=READ_SHARE,
+        ),
+        measure(f"{row}.pause.ratio", "of own_write", ratios(times.pause, times.own_write)),
+        measure(f"{row}.pause", "ms", ms(times.pause)),
+        measure(f"{row}.freeing", "ms", ms(times.freeing)),
+        measure(f"{row}.whole", "ms", ms(whole)),
+        measure(f"{row}.own_write", "ms", ms(times.own_write)),
+        measure(f"{row}.tail_block_flush", "ms", ms(times.needed)),
+        measure(f"{row}.resume", "ms", ms(times.resume)),
+        measure(f"{row}.resume.processor", "ms", ms(times.processor)),
+        measure(f"{row}.plain_read", "ms", ms(times.plain_read)),
+    ]
 
 
 def ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:

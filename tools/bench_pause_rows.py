@@ -5,6 +5,7 @@ numbers that their position and layer determine, so that what comes back can be 
 else. Cutting, saving, restoring and letting go are those of a served model.
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -144,6 +145,7 @@ class SizedEngine(FakeEngine):
     """The fake engine with such rows."""
 
     shape: Shape = HYBRID
+    freeing_s: float = 0.0
 
     def run(self) -> None:
         """The thread. The scheduler hears of its death, and says so."""
@@ -170,10 +172,14 @@ class SizedEngine(FakeEngine):
         self.rows[command.number] = SizedRow(**found, content=self.content)
 
     def drop_row(self, number: int) -> None:
-        """The memory is let go before that is reported."""
+        """The memory is let go before that is reported. How long the allocator takes for it is kept
+        in `freeing_s`, for whoever held the row.
+        """
         row = self.rows.get(number)
+        begun = time.perf_counter()
         if row is not None:
             row.caches.clear()
+        self.freeing_s = time.perf_counter() - begun
         super().drop_row(number)
 
 

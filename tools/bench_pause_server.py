@@ -14,7 +14,7 @@ from scheduler.run import Ended, Exit, Run
 from scheduler.settings import Settings, load_settings
 from scheduler.state import SchedulerState
 from tools.bench_kv import BenchError
-from tools.bench_pause_rows import Shape, SizedSource
+from tools.bench_pause_rows import Shape, SizedEngine, SizedSource
 
 BLOCK_TOKENS = 256
 
@@ -85,6 +85,12 @@ class Server:
             if time.monotonic() > end:
                 raise BenchError(f"{what}: not within {LIMIT_S} s")
             time.sleep(LOOK_S)
+
+    @property
+    def freeing_s(self) -> float:
+        """How long the allocator took for the row that was dropped last."""
+        assert isinstance(self.run.engine, SizedEngine), "the source made it"
+        return self.run.engine.freeing_s
 
     def stop(self) -> Exit:
         """A stop at once: what is held stays so."""
