@@ -14,10 +14,10 @@ What the allocator takes to give a row's memory back is measured apart (`freeing
 of a pause leave it out. mlx keeps the memory for reuse on a GPU; on a CPU it returns it to the
 system, page by page, which takes the longer the more it is, whoever asks. `whole` has it in.
 
-Beside each resume a plain reader of the same files; they are dropped from the page cache before
-each of the two, where the system has a call for that. A resume also makes the row's memory and
-copies twice: on a machine that does other things too, its processor time, which all threads share,
-tells more than the clock.
+Beside each resume a plain reader of the row's files, by turns before it and after it; they are
+dropped from the page cache before each of the two, where the system has a call for that. A resume
+also makes the row's memory and copies twice: on a machine that does other things too, its processor
+time, which all threads share, tells more than the clock.
 """
 
 import os
@@ -71,10 +71,11 @@ E = TypeVar("E", bound=AnyEvent)
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much is measured: the tokens of the short row and of the long one, and rounds, at most
-    10, over both.
+    10, over both. Before each use the disk is left alone for `rest_s`.
     """
 
-    rounds: int = 7
+    rounds: int = 5
+    rest_s: float = 2.0
     num_tokens: tuple[int, int] = (2_048, 32_768)
     shapes: tuple[Shape, ...] = (HYBRID, PLAIN)
 
@@ -108,6 +109,7 @@ def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
     details: dict[str, Number | str | bool | None] = {
         "file_cache_dropped": hasattr(os, "posix_fadvise"),
         "step_ms": STEP_MS,
+        "rest_s": size.rest_s,
     }
     for shape in size.shapes:
         with tempfile.TemporaryDirectory(prefix="fermata-bench-", dir=folder) as name:
@@ -120,15 +122,15 @@ def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
 
 def measure_shape(shape: Shape, size: Size, folder: Path) -> list[Times]:
     """The times of the short row and the long one."""
-    with serving(shape, folder / "state") as server:
+    with serving(shape, folder / "state", size.rest_s) as server:
         held: list[HeldRow] = []
         for number, num_tokens in enumerate(size.num_tokens):
             row = HeldRow(server, number, num_tokens, folder / "plain")
             row.begin()
             held.append(row)
-        for _ in range(size.rounds):
+        for number in range(size.rounds):
             for row in held:
-                row.take_round()
+                row.take_round(plain_first=number % 2 == 0)
     return [row.times for row in held]
 
 
@@ -164,26 +166,41 @@ class HeldRow:
         self.server.run.sensors.arrive(arrival)
         self.hold()
 
-    def take_round(self) -> None:
-        """Reads its files plainly, lets it go on, holds it, and writes what that wrote plainly."""
-        paths = self.paths()
-        num_bytes = sum(path.stat().st_size for path in paths)
-        drop_from_file_cache(paths)
-        self.times.plain_read.append(
-            timed_plain_read(paths, max(path.stat().st_size for path in paths))
-        )
-        drop_from_file_cache(paths)
+    def take_round(self, *, plain_first: bool) -> None:
+        """Lets it go on, holds it, and writes what that wrote plainly. Before that or after it its
+        files are read plainly: a disk may give more to the one who comes first.
+        """
+        if plain_first:
+            self.read_plainly()
+        num_bytes = self.forget_files()
         mx.clear_cache()
         seq, held_tokens = self.server.ask(lambda state: (state.seq, self.of(state).saved_tokens))
         self.held_at = held_tokens + TOKENS_BETWEEN
+        time.sleep(self.server.rest_s)
         processor_s = time.process_time()
         self.server.run.sensors.wish(events.ReleaseRequested(request_id=self.request_id))
         self.server.wait_until(self.is_filled, f"{self.request_id} goes on")
         self.times.processor.append(time.process_time() - processor_s)
         self.hold()
         self.take_times(seq, num_bytes)
+        if not plain_first:
+            self.read_plainly()
         *blocks, tail = (path.stat().st_size for path in self.paths())
         self.write_plainly(blocks[0], tail)
+
+    def forget_files(self) -> int:
+        """What is read next comes from the disk. Returns the bytes of the row's files."""
+        paths = self.paths()
+        drop_from_file_cache(paths)
+        return sum(path.stat().st_size for path in paths)
+
+    def read_plainly(self) -> None:
+        """The row's files, by a plain reader."""
+        paths = self.paths()
+        self.forget_files()
+        time.sleep(self.server.rest_s)
+        largest = max(path.stat().st_size for path in paths)
+        self.times.plain_read.append(timed_plain_read(paths, largest))
 
     def hold(self) -> None:
         """Holds the row when it has decoded a few tokens and all its blocks are saved; returns when
@@ -263,6 +280,7 @@ class HeldRow:
         """What the pause may take, by a plain writer in the same folder."""
         names = [self.plain / "ab" / name for name in ("tail", "block")]
         names[0].parent.mkdir(parents=True)
+        time.sleep(self.server.rest_s)
         own = timed_plain_write(names[:1], [tail_bytes])
         block = timed_plain_write(names[1:], [block_bytes])
         flush = timed_flush(self.plain / "small")

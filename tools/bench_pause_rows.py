@@ -68,10 +68,15 @@ PLAIN = Shape("plain", 36, 8, 128)
 
 
 class Content:
-    """What caches of a shape hold, by layer and position. Made and used in the engine's thread."""
+    """What caches of a shape hold, by layer and position. Made and used in the engine's thread.
 
-    def __init__(self, shape: Shape, seed: int) -> None:
+    `rest_s`: the first step of a row that has come back takes so long, so that the disk that it was
+    read from is at rest when the row is held again.
+    """
+
+    def __init__(self, shape: Shape, seed: int, rest_s: float = 0.0) -> None:
         self.shape = shape
+        self.rest_s = rest_s
         sizes = (1, shape.num_heads, REPEATED_TOKENS, shape.head_size)
         key = mx.random.key(seed)
         self.base = mx.random.randint(0, 2**15, sizes, dtype=mx.uint16, key=key)
@@ -136,6 +141,7 @@ class SizedRow(FakeRow):
         num_kept = self.num_cached_tokens
         if self.num_checked < num_kept:
             self.content.check(self.caches, num_kept)
+            time.sleep(self.content.rest_s)
         self.content.feed(self.caches, num_kept, end)
         self.num_checked = end
 
@@ -145,6 +151,7 @@ class SizedEngine(FakeEngine):
     """The fake engine with such rows."""
 
     shape: Shape = HYBRID
+    rest_s: float = 0.0
     freeing_s: float = 0.0
 
     def run(self) -> None:
@@ -157,7 +164,7 @@ class SizedEngine(FakeEngine):
 
     def load(self) -> bool:
         assert self.kv is not None, "what is measured is saving"
-        self.content = Content(self.shape, seed=1)
+        self.content = Content(self.shape, 1, self.rest_s)
         sample = self.shape.make_caches()
         self.content.feed(sample, 0, 1)
         domain = self.kv.describe(sample, 1)
@@ -188,6 +195,7 @@ class SizedSource:
     """A model that is nothing but the size of its caches."""
 
     shape: Shape
+    rest_s: float = 0.0
     settings: FakeSettings = field(default_factory=FakeSettings)
     caches: Literal["mlx", "fake"] = "mlx"
 
@@ -195,4 +203,5 @@ class SizedSource:
         return FakeSource(self.settings).describe()
 
     def make_engine(self, description: ModelDescription, nonce: int) -> SizedEngine:
-        return SizedEngine(description.facts, nonce, self.settings, shape=self.shape)
+        facts, shape = description.facts, self.shape
+        return SizedEngine(facts, nonce, self.settings, shape=shape, rest_s=self.rest_s)

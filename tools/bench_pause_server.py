@@ -53,12 +53,13 @@ def settings_for(shape: Shape, state: Path) -> Settings:
 class Server:
     """A run in its thread, without HTTP."""
 
-    def __init__(self, settings: Settings, shape: Shape) -> None:
+    def __init__(self, settings: Settings, shape: Shape, rest_s: float) -> None:
         self.shape = shape
+        self.rest_s = rest_s
         self.state_folder = settings.state
         journal = Journal.open(settings.state, durability=settings.journal.durability)
         recovered = recover(journal, settings.requests.max_lingering)
-        source = SizedSource(shape, settings.fake)
+        source = SizedSource(shape, rest_s, settings.fake)
         self.run = Run(settings, source, journal, recovered)
         self.exit: Future[Exit] = Future()
         self.run.on_ended = self.ended
@@ -100,9 +101,9 @@ class Server:
 
 
 @contextmanager
-def serving(shape: Shape, state: Path) -> Iterator[Server]:
+def serving(shape: Shape, state: Path, rest_s: float = 0.0) -> Iterator[Server]:
     """A server with a model that is loaded. Raises BenchError when it did not end well."""
-    server = Server(settings_for(shape, state), shape)
+    server = Server(settings_for(shape, state), shape, rest_s)
     try:
         server.wait_until(lambda state: state.engine_ready, "the model is loaded")
         yield server

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 SMALL_HYBRID = Shape("hybrid", 2, 1, 16, num_states=2, state_shape=(1, 2, 8, 8))
 SMALL_PLAIN = Shape("plain", 2, 2, 16)
-SMALL = Size(rounds=1, num_tokens=(256, 768), shapes=(SMALL_HYBRID, SMALL_PLAIN))
+SMALL = Size(rounds=2, rest_s=0.0, num_tokens=(256, 768), shapes=(SMALL_HYBRID, SMALL_PLAIN))
 
 
 def test_the_shapes_have_the_sizes_of_real_models() -> None:
