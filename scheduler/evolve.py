@@ -127,16 +127,23 @@ def request_received(state: SchedulerState, event: events.RequestReceived) -> No
 
 def prefill_chunk_done(state: SchedulerState, event: events.PrefillChunkDone) -> None:
     chunk = state.chunk
+    learn_need(state, event)
     if chunk is None or chunk.chunk != event.chunk:
-        return  # the row has ended or failed since the chunk was planned
+        return  # the row has ended, failed or been dropped since the chunk was planned
     done = (chunk.start, chunk.length) == (event.start, event.length)
     state.chunk = msgspec.structs.replace(chunk, done=done)
     state.fed = Fed(event.start, event.length, event.duration_ns)
     state.requests[chunk.number].fed = state.fed
+    state.progress_ns = state.now_ns
+
+
+def learn_need(state: SchedulerState, event: events.PrefillChunkDone) -> None:
+    """What a chunk needed beside what it left, for each of its tokens. It holds also where the row
+    is gone: dropped because of this very chunk, it would meet the same emergency again.
+    """
     if event.length >= MIN_TELLING_TOKENS:
         needed = max(0, event.peak_bytes - event.active_bytes) // event.length
         state.chunk_bytes_per_token = max(needed, state.chunk_bytes_per_token * 7 // 8)
-    state.progress_ns = state.now_ns
 
 
 def tokens_decoded(state: SchedulerState, event: events.TokensDecoded) -> None:

@@ -356,9 +356,10 @@ def chunk_tokens(state: SchedulerState, draft: Draft, request: Request, start: i
     """
     left = to_prefill(request, draft)
     if draft.batch_is_empty:
-        most = tokens_with_room(state, min(limits_of(state).chunk_tokens, left))
+        most = tokens_with_room(state, request, min(limits_of(state).chunk_tokens, left))
         return up_to_boundary(state, request, start, most)
-    most = tokens_with_room(state, min(tokens_beside_rows(state, request, start), left))
+    beside = min(tokens_beside_rows(state, request, start), left)
+    most = tokens_with_room(state, request, beside)
     return in_even_parts(up_to_boundary(state, request, start, left), most)
 
 

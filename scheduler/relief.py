@@ -269,9 +269,10 @@ def chunk_fits(
     return total - passing_bytes <= mark_bytes(state, limits.emergency_permille)
 
 
-def tokens_with_room(state: SchedulerState, most: int) -> int:
+def tokens_with_room(state: SchedulerState, request: Request, most: int) -> int:
     """The longest chunk that stays below the high mark while it is computed, or below the ceiling
-    when nobody else could be held for it, but not less than a short one.
+    when nobody else could be held for it, but not less than a short one. Of a row that was dropped
+    though it was alone it is half: what the chunk before has shown was too little.
     """
     limits, each = memory_of(state), transient_bytes_per_token(state)
     if limits is None or each == 0:
@@ -280,6 +281,8 @@ def tokens_with_room(state: SchedulerState, most: int) -> int:
     mark = limits.emergency_permille if is_alone else limits.high_permille
     room = mark_bytes(state, mark) - model_of(state).weights_bytes
     num_tokens = (room - rows_bytes(state)) // each
+    if request.dropped_alone:
+        num_tokens //= 2
     return max(min(most, MIN_CHUNK_TOKENS), min(most, num_tokens))
 
 

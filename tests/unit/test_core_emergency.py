@@ -143,6 +143,35 @@ def test_alone_at_the_emergency_mark_it_is_dropped_once_and_then_aborted() -> No
     assert driver.state.requests == {}
 
 
+def test_row_that_was_dropped_alone_is_fed_half_of_what_had_room() -> None:
+    """What a chunk needs for each token grows with the row. The chunk for which it was dropped is
+    the newest that says how much.
+    """
+    driver = HoldDriver(hold_limits(reserve="chunk", chunk_tokens=128))
+    driver.ask(long_chain(25), 0, max_tokens=60)
+    driver.step(needing(driver.chunk_done(), 5_000))
+    driver.save_all()
+    assert next_length(driver) == 128, "there is room for more"
+    too_much = needing(driver.chunk_done(), 6_000)
+    driver.press(EMERGENCY)
+    driver.step(too_much, driver.freed("req_a"))
+    driver.step(driver.sampled(FINE))
+    driver.step(driver.restored("req_a"))
+    assert next_length(driver) == 50, "half of (1,000,000 - 400,000) // 6,000"
+
+
+def needing(done: events.PrefillChunkDone, token_bytes: int) -> events.PrefillChunkDone:
+    """The chunk needed so much for each token while it was computed."""
+    peak_bytes = done.active_bytes + done.length * token_bytes
+    return msgspec.structs.replace(done, peak_bytes=peak_bytes)
+
+
+def next_length(driver: HoldDriver) -> int:
+    """Of the planned chunk."""
+    assert driver.state.chunk is not None
+    return driver.state.chunk.length
+
+
 def test_row_that_is_being_filled_is_not_dropped() -> None:
     driver = HoldDriver()
     driver.run("xyz")
