@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from scheduler.engine.fake import FakeSource
 from scheduler.engine.model import ModelDescription
 from scheduler.settings import FakeSettings
-from tests.integration.http_server import RunningServer, running
+from tests.integration.http_server import TIMEOUT_S, RunningServer, running
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -106,6 +107,7 @@ def test_without_max_tokens_the_default_is_cut_to_what_fits(server: RunningServe
 @pytest.mark.parametrize("prompt", ["a" * 100, "a" * 60])
 def test_refused_request_leaves_nothing_but_its_events(server: RunningServer, prompt: str) -> None:
     asked = {"model": "default", "prompt": prompt, "max_tokens": 2_000_000}
+    measured(server)
     before, saved = server.samples(), server.http.get("/v1/cache").json()
     answer = server.http.post(TEXT, json=asked)
     after = server.samples()
@@ -115,7 +117,8 @@ def test_refused_request_leaves_nothing_but_its_events(server: RunningServer, pr
     assert kinds == ["request_received", "request_rejected"]
     assert server.view().requests == []
     assert named(server) == []
-    assert server.http.get("/v1/cache").json() == saved
+    now = server.http.get("/v1/cache").json()
+    assert now | {"free_bytes": 0} == saved | {"free_bytes": 0}
     others = after.keys() - {
         name for name in after if name.removeprefix("fermata_").startswith(OF_REFUSALS)
     }
@@ -123,6 +126,13 @@ def test_refused_request_leaves_nothing_but_its_events(server: RunningServer, pr
     assert {name: after[name] for name in others} == {name: before[name] for name in others}
     rejected = f"fermata_requests_ended_total,rejected,{answer.json()['error']['code']}"
     assert after[rejected] - before.get(rejected, 0) == 1
+
+
+def measured(server: RunningServer) -> None:
+    """Returns once the server has said all that it says of itself at its start."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while server.http.get("/v1/cache").json()["free_bytes"] is None:
+        assert time.monotonic() < deadline, "the free space was never measured"
 
 
 def named(server: RunningServer) -> list[int]:
