@@ -240,14 +240,24 @@ class Run:
                 self.full_log.commit()
                 if self.state.engine_ready and not was_ready:
                     was_ready = True
-                    assert self.state.model is not None
-                    self.on_ready(self.state.model)
+                    self.loaded()
                 self.answer()
                 if self.is_over():
                     return
             if not self.state.stopping:
                 now_ns = max(self.state.now_ns, self.clock.wall_ns())
                 self.upkeep.work(now_ns, idle=not self.state.admitted)
+
+    def loaded(self) -> None:
+        """The engine has measured its model, which may need more than its description says. Raises
+        ModelError when nothing fits: else each request would be refused as too long.
+        """
+        model, limits = self.state.model, self.state.limits
+        assert model is not None
+        assert limits is not None
+        if why := why_nothing_fits(model, limits):
+            raise ModelError(why)
+        self.on_ready(model)
 
     def describe(self) -> None:
         """Describes the model, in a thread of its own. A failure is the loop's to handle."""

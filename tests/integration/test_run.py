@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from journal.errors import JournalBroken, JournalFull, JournalLocked
 from journal.journal import Journal
 from scheduler.engine.fake import FakeEngine
+from scheduler.engine.model import ModelDescription
 from scheduler.machine import total_bytes
 from scheduler.memory import chunk_bytes, row_bytes, size_text
 from scheduler.run import Exit
@@ -100,6 +103,27 @@ def test_a_ceiling_below_which_nothing_fits_is_status_2(
     if status:
         assert ended.message.startswith("the ceiling is ")
         assert f"the smallest request {size_text(row_bytes(facts, 2))}" in ended.message
+
+
+class HungrierSource(ScriptedSource):
+    """Its model needs more, once it is loaded, than its description says."""
+
+    def make_engine(self, description: ModelDescription, nonce: int) -> FakeEngine:
+        facts = msgspec.structs.replace(description.facts, transient_bytes_per_token=10_000)
+        return super().make_engine(replace(description, facts=facts), nonce)
+
+
+def test_a_ceiling_below_which_nothing_fits_once_the_model_is_loaded_is_status_2(
+    tmp_path: Path,
+) -> None:
+    settings = settings_in(tmp_path, memory__ceiling=10_000_000)
+
+    async def talk(service: Service) -> None:
+        await service.ended()
+
+    ended = serve(settings, talk, HungrierSource(settings))
+    assert ended.status == 2
+    assert ended.message.startswith("the ceiling is 10.0MB, but model fake needs 21.7MB ")
 
 
 def test_a_machine_on_which_nothing_fits_is_status_2(
