@@ -194,9 +194,12 @@ class Metrics:
                 self.reclaimed_bytes += max(0, event.freed_bytes)
             case events.EmergencyDeclared():
                 self.emergencies += 1
+            case events.KvFreed(freed_bytes=freed_bytes):
+                self.active_bytes -= min(self.active_bytes, max(0, freed_bytes))
             case _:
                 pass
-        if isinstance(event, MemoryEvent):
+        is_read = state.memory.ceiling_bytes is not None
+        if isinstance(event, MemoryEvent) or (is_read and isinstance(event, events.KvFreed)):
             self.active_bytes = state.memory.active_bytes
             self.memory = view_memory(state)
 

@@ -1,5 +1,6 @@
 """What is counted of held requests and of memory."""
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -90,6 +91,28 @@ def test_memory_and_its_marks_are_gauges() -> None:
     assert found["fermata_memory_emergencies_total"] == 1
     assert found["fermata_active_bytes"] == EMERGENCY
     assert found["fermata_reserved_bytes"] == driver.state.reserved_bytes
+
+
+def test_memory_that_a_row_gave_back_is_shown_before_the_next_reading() -> None:
+    driver = HoldDriver()
+    driver.decode("x")
+    driver.step(driver.sampled(FINE))
+    driver.step(driver.decoded(req_a="stop"))
+    metrics, num_counted = counted(driver), len(driver.records)
+    driver.step(events.KvFreed(request_id="req_a", number=1, freed_bytes=200_000))
+    metrics.count(driver.state, driver.records[num_counted:])
+    assert metrics.active_bytes == metrics.memory.active_bytes == FINE - 200_000
+
+
+def test_memory_that_a_row_gave_back_is_shown_where_nothing_is_read() -> None:
+    driver = CoreDriver()
+    driver.start()
+    driver.step(driver.receive(20, 100, name="req_a"))
+    done = msgspec.structs.replace(driver.chunk_done(), active_bytes=900_000)
+    driver.step(done)
+    driver.step(driver.decoded(req_a="stop"))
+    driver.step(events.KvFreed(request_id="req_a", number=1, freed_bytes=200_000))
+    assert counted(driver).active_bytes == 700_000
 
 
 def test_without_a_ceiling_there_are_no_marks() -> None:
