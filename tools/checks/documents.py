@@ -16,7 +16,7 @@ REQUIRED = (
 ARCHITECTURE_LINES = 300
 FIRST_COMMANDS = (
     "pip install -q uv && uv run fermata demo",
-    "pip install -q uv && uv run pytest",
+    "pip install -q uv && uv run pytest -n 2",
 )
 HEADING = re.compile(r"^## (\d+)\. ", re.MULTILINE)
 
