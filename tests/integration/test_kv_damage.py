@@ -22,63 +22,12 @@ from tests.integration.kv_serving import (
     serving,
     wait_for_blocks,
 )
+from tests.kvcache.damage import DAMAGES, delete, exchange, flip
 
 pytestmark = pytest.mark.engine
 
 BAD_BLOCK = 5
 STATE_EVERY = 2
-
-
-def truncate(path: Path, other: Path) -> None:
-    del other
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 4
-    path.write_bytes(data)
-
-
-def flip_in_header(path: Path, other: Path) -> None:
-    del other
-    flip(path, 200)
-
-
-def flip_in_data(path: Path, other: Path) -> None:
-    del other
-    flip(path, -200)
-
-
-def exchange(path: Path, other: Path) -> None:
-    aside = path.with_suffix(".aside")
-    path.rename(aside)
-    other.rename(path)
-    aside.rename(other)
-
-
-def delete(path: Path, other: Path) -> None:
-    del other
-    path.unlink()
-
-
-def make_folder(path: Path, other: Path) -> None:
-    del other
-    path.unlink()
-    path.mkdir()
-
-
-def forbid(path: Path, other: Path) -> None:
-    """Root may read all files, but nobody reads through a link to itself."""
-    del other
-    if os.geteuid():
-        path.chmod(0)
-    else:
-        path.unlink()
-        path.symlink_to(path.name)
-
-
-DAMAGES = (truncate, flip_in_header, flip_in_data, exchange, delete, make_folder, forbid)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

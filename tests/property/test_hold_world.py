@@ -1,15 +1,11 @@
 """Whatever happens while memory is short, every request ends, and nothing stays behind."""
 
 from collections import Counter
-from itertools import groupby
 from typing import Any
 
 from hypothesis import given
 
 from journal import events
-from scheduler.evolve import fold
-from scheduler.policy import decide
-from scheduler.state import SchedulerState
 from tests.property.hold_stories import tell
 from tests.property.hold_world import ACTIONS, HoldWorld, play
 from tests.property.kv_world import KvSetup
@@ -45,15 +41,7 @@ def test_everything_ends_and_nothing_is_held(story: Story) -> None:
 @bounded
 @given(ACTIONS)
 def test_journal_is_decided_again_without_a_difference(story: Story) -> None:
-    driver = play(story).driver
-    state = SchedulerState()
-    for _, step in groupby(driver.records, key=lambda record: record.step):
-        records = list(step)
-        decided = [r for r in records if r.source == "decision"]
-        fold(state, [r for r in records if r.source == "fact"])
-        assert decide(state) == [record.event for record in decided]
-        fold(state, decided)
-    assert state == driver.state
+    play(story).driver.decide_again()
 
 
 def test_long_stories_end_too_and_show_every_way_to_hold_a_request() -> None:

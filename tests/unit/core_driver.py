@@ -1,6 +1,7 @@
 """Drives the pure core without a journal, an engine or a clock: a test plays all of them."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from string import ascii_lowercase
 from typing import Literal, TypeVar
 
@@ -136,6 +137,17 @@ class CoreDriver:
         ]
         self.records += records
         return records
+
+    def decide_again(self) -> None:
+        """Folds the records anew, and compares each step's decisions with those that were taken."""
+        state = SchedulerState()
+        for _, step in groupby(self.records, key=lambda record: record.step):
+            records = list(step)
+            decided = [record for record in records if record.source == "decision"]
+            fold(state, [record for record in records if record.source == "fact"])
+            assert decide(state) == [record.event for record in decided]
+            fold(state, decided)
+        assert state == self.state
 
     def receive(
         self, num_prompt_tokens: int, max_tokens: int | None = 10, name: str = ""
