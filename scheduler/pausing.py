@@ -31,11 +31,8 @@ def hold_by_hand(state: SchedulerState, draft: Draft) -> None:
         request = state.requests[number]
         if number in draft.ended or (number in state.arrivals and number not in draft.queued):
             continue
-        if request.phase is Phase.WAITING:
+        if request.phase in (Phase.WAITING, Phase.RESUMING):
             draft.queued.pop(number, None)
-            draft.ended.add(number)
-            draft.decisions.append(paused(state, draft, request, "operator"))
-        elif request.phase is Phase.RESUMING:
             draft.ended.add(number)
             draft.decisions.append(paused(state, draft, request, "operator"))
         else:
