@@ -1,17 +1,27 @@
 """The command line.
 
 Each command imports its own module when it runs, so that `fermata --help` imports nothing heavy. A
-command is a thin function here: its options, and one call of `run` in the module of its name.
+command is a thin function: its options, and one call of `run` in the module of its name. Groups
+of commands have modules of their own: cli_bench.py and cli_journal.py.
 """
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tools.cli_bench import bench
+from tools.cli_journal import journal_app
+from tools.cli_options import (
+    Format,
+    FormatOption,
+    JournalArgument,
+    JsonOption,
+    StateOption,
+    UrlOption,
+)
 from tools.nameguard import NameTaken, check_names
 
 app = typer.Typer(
@@ -21,31 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-journal_app = typer.Typer(help="Look into a journal.", no_args_is_help=True)
 app.add_typer(journal_app, name="journal")
-
-JournalArgument = Annotated[
-    Path, typer.Argument(help="A state folder, or a journal's file.", show_default=False)
-]
-StateOption = Annotated[
-    Path,
-    typer.Option("--state", envvar="FERMATA_STATE", help="The state folder of the server."),
-]
-UrlOption = Annotated[
-    str | None, typer.Option("--url", help="The server's address, instead of a state folder.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Put one JSON object on the last line of stdout.")
-]
-
-
-class Format(StrEnum):
-    """How a command writes rows."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-
+app.add_typer(bench, name="bench")
 
 API_KEY = "FERMATA_SERVER__API_KEY"
 DEFAULT_STATE = Path("fermata-state")
@@ -145,22 +132,6 @@ def replay(
     sys.exit(command.run(journal))
 
 
-@journal_app.command("info")
-def journal_info(journal: JournalArgument, as_json: JsonOption = False) -> None:
-    """Show what a journal holds, in a few numbers."""
-    from tools import journal_info as command
-
-    sys.exit(command.info(journal, as_json=as_json))
-
-
-@journal_app.command("verify")
-def journal_verify(journal: JournalArgument) -> None:
-    """Check a journal against its promises: exit status 0 when it is sound, 1 when it is not."""
-    from tools import journal_info as command
-
-    sys.exit(command.verify(journal))
-
-
 cache_app = typer.Typer(help="Look after saved KV.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 
@@ -198,9 +169,6 @@ def cache_verify(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False
 
 audit_app = typer.Typer(help="Ask a journal what happened, and why.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="How the rows are written.")]
 
 
 @audit_app.command("misses")
@@ -251,133 +219,6 @@ def doctor(
     from tools import doctor as command
 
     sys.exit(command.run(state, config, as_json=as_json))
-
-
-bench = typer.Typer(help="Measure, and hold the numbers against their targets.")
-app.add_typer(bench, name="bench")
-
-
-@bench.command("scheduler")
-def bench_scheduler(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short run, to see that it works.")
-    ] = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where its files are written and removed again.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """What scheduler and journal cost, without a model. Exit status 1: a target is missed."""
-    from tools import bench_scheduler as command
-
-    size = command.QUICK if quick else command.Size()
-    sys.exit(command.run(size, folder, as_json=as_json))
-
-
-@bench.command("decode")
-def bench_decode(
-    model: Annotated[str, typer.Option(help="A built-in name, or a model's folder.")] = "smollm2",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short run, to see that it works.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """The engine's decoding against mlx-lm's. Exit status 1: a target is missed."""
-    from tools import bench_decode as command
-
-    size = command.QUICK if quick else command.Size()
-    sys.exit(command.run(size, model, as_json=as_json))
-
-
-@bench.command("kv")
-def bench_kv(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short run, to see that it works.")
-    ] = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where its files are written and removed again.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Saving and restoring blocks against a plain writer and reader. Exit status 1: a target is
-    missed.
-    """
-    from tools import bench_kv as command
-
-    size = command.QUICK if quick else command.Size()
-    sys.exit(command.run(size, folder, as_json=as_json))
-
-
-@bench.command("pause")
-def bench_pause(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short run, to see that it works.")
-    ] = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where its files are written and removed again.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """From the decision to hold a request to its memory, and back from disk. Exit status 1: a
-    target is missed.
-    """
-    from tools import bench_pause as command
-
-    size = command.QUICK if quick else command.Size()
-    sys.exit(command.run(size, folder, as_json=as_json))
-
-
-@bench.command("hits")
-def bench_hits(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short run, to see that it works.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """What saved KV gives a prompt that comes again, and what saving costs. Exit status 1: a target
-    is missed.
-    """
-    from tools import bench_hits as command
-
-    size = command.QUICK if quick else command.Size()
-    sys.exit(command.run(size, as_json=as_json))
-
-
-@bench.command("pressure")
-def bench_pressure(as_json: JsonOption = False) -> None:
-    """Long prompts that share too little memory, in virtual time. Exit status 1: a target is
-    missed.
-    """
-    from tools import bench_pressure as command
-
-    sys.exit(command.run(as_json=as_json))
-
-
-@bench.command("mixed")
-def bench_mixed(
-    model: Annotated[
-        str, typer.Option(help="A built-in name, or a model's folder.")
-    ] = "smollm2-float32",
-    blas: Annotated[str, typer.Option(help="auto, stock or openblas, on a CPU.")] = "auto",
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A command that serves {model} on {port}, to compare with; may come again. "
-            "Without one it is mlx-lm's BatchGenerator."
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short run, to see that it works.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Four prompts beside an answer that runs, against a peer. Exit status 1: a target is
-    missed.
-    """
-    from tools import bench_mixed as command
-
-    size = command.QUICK if quick else command.Size()
-    sys.exit(command.run(command.Wanted(model, blas, tuple(peer or ()), size), as_json=as_json))
 
 
 def main() -> None:

@@ -1,0 +1,36 @@
+"""Options and arguments that several commands take."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JournalArgument = Annotated[
+    Path, typer.Argument(help="A state folder, or a journal's file.", show_default=False)
+]
+StateOption = Annotated[
+    Path,
+    typer.Option("--state", envvar="FERMATA_STATE", help="The state folder of the server."),
+]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="The server's address, instead of a state folder.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Put one JSON object on the last line of stdout.")
+]
+
+
+class Format(StrEnum):
+    """How a command writes rows."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How the rows are written.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Where its files are written and removed again.")
+]
