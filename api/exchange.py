@@ -40,6 +40,7 @@ from api.settings import (
     MAX_QUOTED_CHARACTERS,
 )
 from api.streaming import EventStream, Reader
+from journal.crashpoints import reach
 from scheduler.engine.model import Tokenizer
 from scheduler.pace import RETRY_AFTER_MIN_S
 from scheduler.parameters import RequestParameters, SamplingParameters
@@ -201,6 +202,7 @@ async def whole_answer(api: Api, watch: ClientWatch, reader: Reader, request_id:
     except ClientLeft:
         client_gone(api, request_id)
         raise
+    reach("http.whole.before")
     return json_response(body, headers=answer_headers(api, request_id))
 
 

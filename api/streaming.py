@@ -14,6 +14,7 @@ from api.ends import from_end, stopped
 from api.errors import ClientLeft
 from api.rendering import Piece, Progress
 from api.settings import RENDER_TOKENS
+from journal.crashpoints import reach
 from scheduler.service import Service
 from scheduler.streams import RequestStream, StreamEnd
 
@@ -141,11 +142,17 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        reach("http.start.before")
         await send(start)
+        reach("http.start.after")
         async with aclosing(self._events) as events:
             async for event in events:
+                reach("http.event.before")
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                reach("http.event.after")
+        reach("http.end.before")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        reach("http.end.after")
 
 
 def joined(pieces: list[Piece], end: StreamEnd, asked_logprobs: bool) -> Piece:

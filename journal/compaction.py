@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
+from journal.crashpoints import reach
 from journal.database import Database, Run, file_uri, make_engine, translated
 from journal.errors import JournalBroken
 from journal.events import Record, StateCarried
@@ -152,6 +153,7 @@ class Compaction:
                 query = "INSERT INTO events SELECT * FROM old.events WHERE seq > ? AND seq <= ?"
                 self._run(query, (self._copied_seq, end))
             self._copied_seq = end
+            reach("journal.compaction.copied")
             return end == last
 
     def _fold_portion(self) -> None:
@@ -160,6 +162,7 @@ class Compaction:
         for record in read_records(self._database.run, self._folded_seq, end):
             self._rebuild.apply(record)
         self._folded_seq = end
+        reach("journal.compaction.folded")
 
     def complete(self) -> None:
         """Copies what changes with every commit, and flushes the file. No commit may come between
@@ -182,10 +185,12 @@ class Compaction:
             for (statement,) in self._run(query).fetchall():
                 self._run(statement)
         self._resources.close()
+        reach("journal.compaction.written")
         try:
             flush(self.file)
         except OSError as error:
             raise JournalBroken(f"{self.file}: cannot be flushed ({error.strerror})") from error
+        reach("journal.compaction.flushed")
 
     def discard(self) -> None:
         """Gives the successor up."""

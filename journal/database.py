@@ -11,6 +11,7 @@ from sqlalchemy import Connection, CursorResult, Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from journal.crashpoints import reach
 from journal.errors import JournalBroken, JournalError, JournalFull, JournalTooNew
 from journal.files import Lock, flush, make_folder, make_private, replacement_of
 from journal.tables import SCHEMA
@@ -170,10 +171,12 @@ class Database:
         with ExitStack() as stack:
             lock = Lock(file)
             stack.callback(lock.release)
+            reach("journal.open.locked")
             replacement_of(file).unlink(missing_ok=True)
             make_private(file)
             database = cls(file, lock)
             stack.pop_all()
+            reach("journal.open.connected")
             return database
 
     def _connect(self) -> None:
@@ -195,16 +198,21 @@ class Database:
                 self.run(SYNCHRONOUS[durability])
                 self._durability = durability
             with all_or_nothing(self._connection):
+                reach("journal.begin.after")
                 yield
+                reach(f"journal.commit.before.{durability}")
+            reach(f"journal.commit.after.{durability}")
 
     def checkpoint(self) -> int:
         """Copies the log into the file as far as readers allow, and returns how many frames it
         holds. This is the only place that does: two connections that write and checkpoint at
         once can damage a log before SQLite 3.51.3.
         """
+        reach("journal.checkpoint.before")
         with translated(self.file):
             _, num_frames, _ = self.run("PRAGMA wal_checkpoint(PASSIVE)").one()
-            return num_frames
+        reach("journal.checkpoint.after")
+        return num_frames
 
     def leave_wal(self) -> bool:
         """Makes the file stand alone, without a log. False while another connection is open.
@@ -236,10 +244,13 @@ class Database:
         self._connected.close()
         try:
             replacement.rename(self.file)
+            reach("journal.compaction.renamed")
             flush(self.file.parent)
+            reach("journal.compaction.folder_flushed")
         except OSError as error:
             raise JournalBroken(f"{self.file}: cannot be replaced ({error.strerror})") from error
         self._connect()
+        reach("journal.compaction.connected")
 
     def close(self) -> None:
         """Gives file and lock back. SQLite checkpoints as the last connection closes."""

@@ -14,6 +14,7 @@ import msgspec
 from journal import queries
 from journal.changes import write_changes
 from journal.compaction import Compaction, compaction_point
+from journal.crashpoints import reach
 from journal.database import Database, Durability, translated
 from journal.errors import JournalFull
 from journal.events import (
@@ -76,6 +77,7 @@ class Journal(Positioned):
             stack.callback(database.close)
             journal = cls(database, durability, gather_steps)
             journal.remove_orphan_side_rows()
+            reach("journal.open.done")
             stack.pop_all()
             return journal
 
@@ -136,12 +138,15 @@ class Journal(Positioned):
 
     def _write(self, records: list[Record], side: SideRows) -> None:
         self._run(INSERT_EVENT, [queries.event_columns(record) for record in records])
+        reach("journal.write.events")
         self._write_side_rows(records, side)
+        reach("journal.write.side")
         for record in records:
             self._projection.apply(record)
         changes = self._projection.take_changes(records[-1].seq)
         if changes is not None:
             self._write_changes(changes)
+        reach("journal.write.changes")
         if any(isinstance(record.event, RequestPaused) for record in records):
             self._outputs.gather()  # it may be held for long, and step rows are everybody's
         else:
@@ -181,10 +186,13 @@ class Journal(Positioned):
     def save_snapshot(self, seq: int, state_version: int, code_digest: str, body: bytes) -> None:
         """Keeps the state as folded through `seq`, and the one before; older ones go."""
         assert seq <= self.last.seq
+        reach("journal.snapshot.before")
         with self._database.transaction("process"):
             self._run(PUT_SNAPSHOT, (seq, state_version, code_digest, body))
+            reach("journal.snapshot.within")
             newest = "SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?"
             self._run(f"DELETE FROM snapshots WHERE seq NOT IN ({newest})", (KEPT_SNAPSHOTS,))
+        reach("journal.snapshot.after")
 
     def latest_snapshot(self, state_version: int, code_digest: str) -> tuple[int, bytes] | None:
         """The newest snapshot that this code can use, as (seq, body)."""
@@ -224,11 +232,14 @@ class Journal(Positioned):
         with translated(self.file):
             names = queries.purgeable(self._run, at_ns - retention_ns, PURGED_REQUESTS)
         if names:
+            reach("journal.purge.before")
             with self._loaded_again_after_failure(), self._database.transaction("process"):
                 # Step rows are shared: what others still need of them is gathered first.
                 self._outputs.gather()
                 for table in ("token_ids", "request_parameters"):
                     self._run(f"DELETE FROM {table} WHERE request_id = ?", names)
+                    reach("journal.purge.within")
+            reach("journal.purge.after")
         return len(names)
 
     def remove_orphan_side_rows(self) -> int:
@@ -260,6 +271,7 @@ class Journal(Positioned):
         carried = StateCarried(state_version=state_version, through_seq=through_seq, state=state)
         first = msgspec.structs.replace(replaced, source="fact", event=carried)
         self._compaction = Compaction(self._database, first)
+        reach("journal.compaction.begun")
 
     def advance_compaction(self) -> bool:
         """Goes on with it by one portion, between two commits. True once the successor has taken
@@ -285,8 +297,10 @@ class Journal(Positioned):
             changes = self._projection.take_changes(self.last.seq)
             assert changes is not None
             self._write_changes(changes)
+        reach("journal.compaction.gathered")
         if not self._database.leave_wal():
             return False
+        reach("journal.compaction.left_wal")
         with ExitStack() as stack:
             stack.callback(self._database.enter_wal)
             compaction.complete()
@@ -309,4 +323,6 @@ class Journal(Positioned):
         """Gives the file and its lock back."""
         if self._compaction is not None:
             self._compaction.discard()
+        reach("journal.close.before")
         self._database.close()
+        reach("journal.close.after")

@@ -4,6 +4,7 @@ What is not gathered yet is also kept in memory, by request: gathering reads not
 output of a request is at hand when it is asked for.
 """
 
+from journal.crashpoints import reach
 from journal.database import Run
 from journal.events import TokensDecoded
 from journal.queries import Output, gathered_output, step_tokens
@@ -108,12 +109,15 @@ class Outputs:
 
     def gather(self) -> None:
         """Gathers what is in step rows, by request, and removes them."""
+        reach("journal.gather.before")
         outputs = [output for output in self._ungathered.values() if output.ids]
         if outputs:
             self._run(INSERT_TOKEN_IDS, [output.columns() for output in outputs])
         for output in outputs:
             output.gathered()
+        reach("journal.gather.within")
         self._remove_step_rows()
+        reach("journal.gather.after")
 
     def _remove_step_rows(self) -> None:
         if self._num_step_rows:

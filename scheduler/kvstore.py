@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from journal import events
+from journal.crashpoints import reach
 from journal.events import Fact, PlannedBlock
 from scheduler.effects import RemoveFiles
 from scheduler.engine.base import Caches, RestoreRow, SaveTail
@@ -43,6 +44,7 @@ from scheduler.kvcache.naming import (
     domain_digest,
     load_key,
 )
+from scheduler.kvcache.pointed_files import default_files
 from scheduler.kvcache.readahead import Read
 from scheduler.kvcache.reconcile import Batch, compare, sweep
 from scheduler.kvcache.store import BlockStore, ReadFailed, Saved, SaveFailed
@@ -81,8 +83,9 @@ class KvStore:
         self.block_tokens = block_tokens
         self.fingerprint = fingerprint
         self.deliver = deliver
-        self.secret = load_key(state_folder / KEY_FILE).secret
-        self.store = BlockStore(state_folder / "kv", reserve_bytes=settings.reserve_bytes)
+        files = default_files()
+        self.secret = load_key(state_folder / KEY_FILE, files).secret
+        self.store = BlockStore(state_folder / "kv", files, settings.reserve_bytes)
         self.leftovers = Leftovers(self.store)
         self.tier = MemoryTier(settings.memory_bytes, codec.size_of)
         self.writers = Writers(
@@ -308,6 +311,7 @@ class KvStore:
         is given up, and what is being written is waited for at most so long, so that it is not left
         half written.
         """
+        reach("stop.files.before")
         self.closing.set()
         num_unsaved = self.writers.give_up("the server ends")
         num_unsaved += len(self.writers.close(limit_s))
@@ -315,6 +319,7 @@ class KvStore:
             log.warning("blocks were not saved before the stop", count=num_unsaved)
         if self.keeper is not None:
             self.keeper.join()
+        reach("stop.files.after")
 
     # The keeper's thread
 
@@ -324,10 +329,12 @@ class KvStore:
         """
         try:
             self.reconcile(compare(self.store, known))
+            reach("recovery.compared")
         finally:
             self.compared.set()
         try:
             self.reconcile(sweep(self.store, known))
+            reach("recovery.swept")
         finally:
             self.store.end_sweep()
         while not self.closing.is_set():

@@ -10,6 +10,7 @@ from typing import assert_never
 import structlog
 
 from journal import events
+from journal.crashpoints import reach, reach_kinds
 from journal.database import Durability
 from journal.errors import JournalFull
 from journal.events import Decision, Record
@@ -92,6 +93,7 @@ class Loop:
         self.engine = engine
         self.kv = kv
         self.take(Collected(facts=[started]))
+        reach("recovery.started")
         if kv is not None:
             self.sensors.name_source = kv.names
             kv.begin(known_files(self.state.index))
@@ -120,12 +122,14 @@ class Loop:
         self.perform(effects_of(state, records), records, collected)
         self.observe(records, began_ns)
         self.keep_up()
+        reach("step.done")
 
     def commit(
         self, step: int, at_ns: int, collected: Collected, decisions: list[Decision]
     ) -> list[Record]:
         """Commits the step. While the disk is full it is tried again; nothing else happens."""
         assert len(collected.facts) + len(decisions) <= MAX_EVENTS, "a step is bounded"
+        reach_kinds("commit.before.", (*collected.facts, *decisions))
         side = side_rows(collected, decisions)
         durability = self.durability(decisions)
         while True:
@@ -140,6 +144,7 @@ class Loop:
             else:
                 self.full = False
                 assert records[len(collected.facts) - 1].seq == self.state.seq
+                reach_kinds("commit.after.", (*collected.facts, *decisions))
                 return records
 
     def durability(self, decisions: list[Decision]) -> Durability:
@@ -180,7 +185,10 @@ class Loop:
         for effect in todo:
             assert first_seq <= effect.seq <= last_seq, f"no event of this step caused {effect}"
             self.perform_one(effect, collected)
+            reach_kinds("effect.after.", (effect,))
+        reach("hub.flush.before")
         self.hub.flush()
+        reach("hub.flush.after")
         if collected.rows:
             self.submit(base.ReleaseStep())
 

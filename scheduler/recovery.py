@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from journal.crashpoints import reach
 from journal.journal import Journal
 from scheduler.engine.base import TokenLogprobs
 from scheduler.evolve import fold
@@ -81,8 +82,11 @@ class Recovered:
 def recover(journal: Journal, max_lingering: int) -> Recovered:
     """The state, the tokens of open requests, and their streams."""
     state, snapshot_seq = recover_state(journal)
+    reach("recovery.state")
     hub = StreamHub(max_lingering)
-    return Recovered(state, recover_requests(journal, state, hub), hub, snapshot_seq)
+    known = recover_requests(journal, state, hub)
+    reach("recovery.done")
+    return Recovered(state, known, hub, snapshot_seq)
 
 
 def recover_state(journal: Journal) -> tuple[SchedulerState, int]:

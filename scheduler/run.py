@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from journal.crashpoints import reach
 from journal.errors import JournalBroken, JournalFull
 from journal.events import ModelFacts, ServerStarted
 from journal.journal import Journal
@@ -224,6 +225,7 @@ class Run:
             self.begun = True
             self.on_described(description)
             self.go_on()
+            reach("stop.drained")
             self.journal.gather()
             self.loop.save_snapshot()
         except StopNow:
