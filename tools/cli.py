@@ -15,14 +15,21 @@ import typer
 from tools.cli_bench import bench
 from tools.cli_journal import journal_app
 from tools.cli_options import (
+    CeilingOption,
+    ConfigOption,
     Format,
     FormatOption,
+    HostOption,
     JournalArgument,
     JsonOption,
+    ModelOption,
+    PortOption,
+    ServedStateOption,
     StateOption,
     UrlOption,
 )
 from tools.nameguard import NameTaken, check_names
+from tools.service_parts import DEFAULT_KIND, Kind
 
 app = typer.Typer(
     help="Serve language models on MLX to coding agents; hold requests instead of killing them.",
@@ -46,31 +53,54 @@ def root() -> None:
 @app.command()
 def serve(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(help="smollm2, tiny-hybrid, tiny-plain, fake, or a model's folder."),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port; 0 for any free one.")] = None,
-    state: Annotated[
-        Path | None, typer.Option(envvar="FERMATA_STATE", help="The state folder.")
-    ] = None,
-    ceiling: Annotated[
-        str | None, typer.Option(help="The most memory to use, such as 48GB; auto or none.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    model: ModelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    state: ServedStateOption = None,
+    ceiling: CeilingOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Serve a model over HTTP until SIGINT or SIGTERM."""
     from tools import serve as command
 
-    overrides = {
+    overrides = served(model, state, host, port, ceiling)
+    sys.exit(command.run(config, overrides))
+
+
+def served(
+    model: str | None, state: Path | None, host: str | None, port: int | None, ceiling: str | None
+) -> dict[str, object]:
+    """The options of a server by the names of their settings."""
+    return {
         "model": model,
         "state": state,
         "server.host": host,
         "server.port": port,
         "memory.ceiling": ceiling,
     }
-    sys.exit(command.run(config, overrides))
+
+
+@app.command()
+def service(
+    *,
+    model: ModelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    state: ServedStateOption = None,
+    ceiling: CeilingOption = None,
+    config: ConfigOption = None,
+    kind: Annotated[Kind, typer.Option(help="What starts it.")] = DEFAULT_KIND,
+    user: Annotated[
+        bool, typer.Option("--user", help="A service of your own, not one of the system.")
+    ] = False,
+) -> None:
+    """Print a systemd unit or a launchd property list that starts `fermata serve` with these
+    options, and again after its death.
+    """
+    from tools import service as command
+
+    wanted = command.Wanted(kind, user, config, served(model, state, host, port, ceiling))
+    sys.exit(command.run(wanted))
 
 
 @app.command()
@@ -209,10 +239,8 @@ def demo(
 
 @app.command()
 def doctor(
-    state: Annotated[
-        Path | None, typer.Option(envvar="FERMATA_STATE", help="The state folder.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    state: ServedStateOption = None,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a server can run here. Exit status 1: something stops it."""

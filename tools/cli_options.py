@@ -13,6 +13,20 @@ StateOption = Annotated[
     Path,
     typer.Option("--state", envvar="FERMATA_STATE", help="The state folder of the server."),
 ]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="smollm2, tiny-hybrid, tiny-plain, fake, or a model's folder."),
+]
+HostOption = Annotated[str | None, typer.Option("--host", help="The address to listen on.")]
+PortOption = Annotated[int | None, typer.Option("--port", help="The port; 0 for any free one.")]
+ServedStateOption = Annotated[
+    Path | None, typer.Option("--state", envvar="FERMATA_STATE", help="The state folder.")
+]
+CeilingOption = Annotated[
+    str | None,
+    typer.Option("--ceiling", help="The most memory to use, such as 48GB; auto or none."),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")]
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="The server's address, instead of a state folder.")
 ]
