@@ -207,6 +207,21 @@ def from_rejection(
             )
         case "queue_full" | "server_stopping" as reason:
             return overloaded(reason, retry_after_s)
+        case "key_reused":
+            return key_reused()
+
+
+def key_reused() -> ApiError:
+    """The 422 for a key that another question has: nobody should try again."""
+    return ApiError(
+        422,
+        "This Idempotency-Key was sent before, with another request. Send a new key with a new "
+        "request, or the same request with this key.",
+        code="idempotency_key_reused",
+        param="Idempotency-Key",
+        headers={"x-should-retry": "false"},
+        more={"reason": "key_reused", "retryable": False},
+    )
 
 
 def never_fits(numbers: CapacityNumbers, sentence: str, *, code: str, param: str) -> ApiError:

@@ -21,6 +21,17 @@ Part = Literal["block", "state"]
 
 LostReason = Literal["missing", "corrupt"]
 
+PauseReason = Literal["high", "emergency", "no_room", "operator", "client_gone", "drain"]
+"""Why a request is held: usage over a mark, no room for a chunk, by hand, its client was lost, or
+the server stops.
+"""
+
+Likeness = Literal["content", "key"]
+"""By what a request that was sent again is known: all that it asks, or its Idempotency-Key."""
+
+Orphaning = Literal["client_gone", "restart"]
+"""Why a request has no client: its connection was lost, or a start of the server has found it."""
+
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A value inside an event's body."""
@@ -77,9 +88,26 @@ class MemoryLimits(Body, frozen=True, kw_only=True):
     wait_limit_ns: int
 
 
+class OrphanLimits(Body, frozen=True, kw_only=True):
+    """The settings of requests without a client that `decide` reads.
+
+    `grace_ns`: how long one whose connection was lost is held; 0: it ends at once.
+    `restart_grace_ns`: how long one that a start of the server has found runs on, or is held, and
+    `on_restart` which of them. `adopt`: whether a request that is sent again takes the place of an
+    equal one without a client. `retention_ns`: how long an answer that is finished is kept.
+    """
+
+    grace_ns: int
+    restart_grace_ns: int
+    on_restart: Literal["resume", "hold", "cancel"]
+    adopt: bool
+    retention_ns: int
+
+
 class Limits(Body, frozen=True, kw_only=True):
     """The settings that `decide` reads, as they were at the start of a run (scheduler/settings.py
-    explains each). 0 in `gap_ns` and `max_age_ns`: no such bound.
+    explains each). 0 in `gap_ns` and `max_age_ns`: no such bound. Without `orphans` a request whose
+    client is lost ends at once, and one that a start has found runs on.
     """
 
     max_rows: int
@@ -95,6 +123,7 @@ class Limits(Body, frozen=True, kw_only=True):
     memory: MemoryLimits | None = None
     gap_ns: int = 0
     max_age_ns: int = 0
+    orphans: OrphanLimits | None = None
 
 
 class WindowLayers(Body, frozen=True, kw_only=True):

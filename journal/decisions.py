@@ -6,7 +6,10 @@ from journal.bodies import (
     Body,
     CapacityNumbers,
     Event,
+    Likeness,
+    Orphaning,
     Part,
+    PauseReason,
 )
 
 
@@ -23,10 +26,40 @@ class RequestRejected(Event, frozen=True, kw_only=True):
 
     request_id: str
     reason: Literal[
-        "context_length_exceeded", "max_tokens_exceeds_capacity", "queue_full", "server_stopping"
+        "context_length_exceeded",
+        "max_tokens_exceeds_capacity",
+        "queue_full",
+        "server_stopping",
+        "key_reused",
     ]
     numbers: CapacityNumbers | None
     num_waiting: int
+
+
+class RequestJoined(Event, frozen=True, kw_only=True):
+    """The request is one that was sent before: its client gets the answer of `joined_id`, and
+    nothing of its own is left.
+    """
+
+    request_id: str
+    number: int
+    joined_id: str
+    by: Likeness
+
+
+class RequestAdopted(Event, frozen=True, kw_only=True):
+    """The request has a client again, the one that sent it again as `adopter_id`. It had none for
+    `orphaned_ns`, for the reason `orphaned_by` (null: it had one all the time).
+    """
+
+    request_id: str
+    number: int
+    adopter_id: str
+    adopter_number: int
+    by: Likeness
+    orphaned_by: Orphaning | None
+    orphaned_ns: int
+    num_output_tokens: int
 
 
 class RequestAdmitted(Event, frozen=True, kw_only=True):
@@ -135,7 +168,7 @@ class PauseStarted(Event, frozen=True, kw_only=True):
 
     request_id: str
     number: int
-    reason: Literal["high", "emergency", "no_room", "operator"]
+    reason: PauseReason
     usage_bytes: int
     ceiling_bytes: int | None
     rank: int
@@ -185,7 +218,7 @@ class RequestPaused(Event, frozen=True, kw_only=True):
 
     request_id: str
     number: int
-    reason: Literal["high", "emergency", "no_room", "operator"]
+    reason: PauseReason
     had_row: bool
     num_cached_tokens: int
     num_output_tokens: int
@@ -296,12 +329,13 @@ class RequestFinished(Event, frozen=True, kw_only=True):
 
 class RequestCancelled(Event, frozen=True, kw_only=True):
     """The request was ended from outside. `had_row`: it was in the engine, and its row is dropped
-    with it.
+    with it. Of those without a client `client_gone` has lost it, `nobody_attached` was found by a
+    start and waited in vain, and `on_restart` was to end with its server.
     """
 
     request_id: str
     number: int
-    reason: Literal["cancel_requested", "client_gone", "deadline"]
+    reason: Literal["cancel_requested", "client_gone", "deadline", "nobody_attached", "on_restart"]
     num_output_tokens: int
     had_row: bool = False
     num_memory_tokens: int = 0

@@ -13,11 +13,15 @@ from journal.bodies import (
     CapacityNumbers,
     Event,
     KvLimits,
+    Likeness,
     Limits,
     LostReason,
     MemoryLimits,
     ModelFacts,
+    Orphaning,
+    OrphanLimits,
     Part,
+    PauseReason,
     RowEnd,
     WindowLayers,
     kind_of,
@@ -37,9 +41,11 @@ from journal.decisions import (
     ReclaimStarted,
     RequestAborted,
     RequestAdmitted,
+    RequestAdopted,
     RequestCancelled,
     RequestDeferred,
     RequestFinished,
+    RequestJoined,
     RequestPaused,
     RequestQueued,
     RequestRejected,
@@ -61,8 +67,10 @@ from journal.facts import (
     ChainSaved,
     ChainSaveFailed,
     ClearRequested,
+    ClientAttached,
     ClientGone,
     ClockTicked,
+    DrainEnded,
     EngineFailed,
     EngineReady,
     HoldRequested,
@@ -104,9 +112,11 @@ __all__ = [
     "ChainSaved",
     "ChainUnpinned",
     "ClearRequested",
+    "ClientAttached",
     "ClientGone",
     "ClockTicked",
     "Decision",
+    "DrainEnded",
     "EmergencyDeclared",
     "EngineFailed",
     "EngineReady",
@@ -116,13 +126,17 @@ __all__ = [
     "KvDropped",
     "KvFreed",
     "KvLimits",
+    "Likeness",
     "Limits",
     "LostReason",
     "MemoryLimits",
     "MemoryReclaimed",
     "MemorySampled",
     "ModelFacts",
+    "OrphanLimits",
+    "Orphaning",
     "Part",
+    "PauseReason",
     "PauseStarted",
     "PlannedBlock",
     "PrefillChunkCommitted",
@@ -133,9 +147,11 @@ __all__ = [
     "ReleaseRequested",
     "RequestAborted",
     "RequestAdmitted",
+    "RequestAdopted",
     "RequestCancelled",
     "RequestDeferred",
     "RequestFinished",
+    "RequestJoined",
     "RequestPaused",
     "RequestQueued",
     "RequestReceived",
@@ -188,6 +204,8 @@ Fact = (
     | HoldRequested
     | ReleaseRequested
     | ClockTicked
+    | ClientAttached
+    | DrainEnded
 )
 Decision = (
     RequestQueued
@@ -214,6 +232,8 @@ Decision = (
     | ResumeStarted
     | RequestResumed
     | ChainUnpinned
+    | RequestJoined
+    | RequestAdopted
 )
 AnyEvent = Fact | Decision
 

@@ -59,7 +59,12 @@ class ServerStopping(Event, frozen=True, kw_only=True):
 
 
 class RequestReceived(Event, frozen=True, kw_only=True):
-    """A well-formed request arrived. `max_tokens` is null when the client gave none."""
+    """A well-formed request arrived. `max_tokens` is null when the client gave none.
+
+    The digests are HMAC-SHA-256 under the installation's key, or empty: `content_digest` of all
+    that it asks, with route and API key, `session_digest` of its client's session, `key_digest` of
+    its Idempotency-Key, `owner_digest` of its API key.
+    """
 
     request_id: str
     number: int
@@ -73,6 +78,10 @@ class RequestReceived(Event, frozen=True, kw_only=True):
     parameters_digest: str
     num_suffix_tokens: int = 0
     keep_output: bool = True
+    content_digest: str = ""
+    session_digest: str = ""
+    key_digest: str = ""
+    owner_digest: str = ""
 
 
 class BlocksNamed(Event, frozen=True, kw_only=True):
@@ -280,9 +289,19 @@ class EngineFailed(Event, frozen=True, kw_only=True):
 
 
 class ClientGone(Event, frozen=True, kw_only=True):
-    """The connection that carried the request was lost."""
+    """Nobody follows the request any more: the last connection that did was lost."""
 
     request_id: str
+
+
+class ClientAttached(Event, frozen=True, kw_only=True):
+    """Somebody follows the request again, from a position in its answer."""
+
+    request_id: str
+
+
+class DrainEnded(Event, frozen=True, kw_only=True):
+    """The time in which a clean stop lets rows go on is over: what is left of them is held."""
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

@@ -161,6 +161,8 @@ class Projection:
                 self._queued(record, event)
             case events.RequestRejected():
                 self._rejected(record, event, minute)
+            case events.RequestJoined():
+                self._end(record, event.request_id, "joined", event.by, 0)
             case events.RequestAdmitted():
                 self._admitted(record, event, minute)
             case events.PrefillChunkPlanned():

@@ -7,6 +7,9 @@ Quiet = (
     | events.EngineFailed
     | events.ClientGone
     | events.CancelRequested
+    | events.ClientAttached
+    | events.DrainEnded
+    | events.RequestAdopted
     | events.TokensDecoded
     | events.BlocksNamed
     | events.BlockSaved

@@ -8,6 +8,7 @@ from typing import Literal
 
 from journal import events
 from journal.events import Decision, KvLimits
+from scheduler.adopting import joins, orphans_by_content
 from scheduler.draft import Draft, limits_of, model_of
 from scheduler.memory import capacity_numbers, row_bytes
 from scheduler.prefix import Match, match, state_bytes, state_every_tokens
@@ -36,13 +37,18 @@ RETRY = Match(num_blocks=0, num_tokens=0, num_memory_tokens=0, parted_at="", bec
 
 
 def judge_arrivals(state: SchedulerState, draft: Draft) -> None:
-    """Each arrival is taken or refused in the step that brought it."""
+    """Each arrival is taken or refused in its step, or is one that was sent before."""
+    orphans = orphans_by_content(state, draft)
     for number in state.arrivals:
-        if number not in draft.ended:
-            decision = judge(state, draft, state.requests[number])
-            if isinstance(decision, events.RequestQueued):
-                draft.queued[number] = decision.max_tokens
-            draft.decisions.append(decision)
+        request = state.requests[number]
+        if number in draft.ended or joins(state, draft, request, orphans):
+            continue
+        decision = judge(state, draft, request)
+        if isinstance(decision, events.RequestQueued):
+            draft.queued[number] = decision.max_tokens
+            if request.key_digest:
+                draft.keys[request.key_digest] = number
+        draft.decisions.append(decision)
 
 
 def judge(state: SchedulerState, draft: Draft, request: Request) -> Decision:
@@ -109,7 +115,8 @@ def admit(state: SchedulerState, draft: Draft) -> None:
     head = head_of_paused(state, draft)
     is_blocked = False
     num_passed = 0
-    for number in chain(state.waiting, draft.queued):
+    waiting = sorted(state.waiting + draft.back) if draft.back else state.waiting
+    for number in chain(waiting, draft.queued):
         if number in draft.ended:
             continue
         request = state.requests[number]

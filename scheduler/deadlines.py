@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from scheduler.draft import Draft
 from scheduler.eviction import leave_disk
 from scheduler.pausing import advance_pauses
+from scheduler.request import Phase
 from scheduler.resuming import waited_until_ns, waits_for_others
 from scheduler.saving import kv_of
 from scheduler.state import SchedulerState
@@ -17,7 +18,8 @@ def deadline_ns(state: SchedulerState) -> int | None:
 
 def deadlines(state: SchedulerState) -> Iterator[int]:
     """All of them: now, while a bounded decision left blocks that must go; when a wait for blocks
-    ends; when the oldest request is too old; when a wait for other programs ends.
+    ends; when the oldest request is too old; when nobody has come for one without a client; while
+    rows are left that a stop holds; when a wait for other programs ends.
     """
     kv = kv_of(state)
     if kv is not None:
@@ -27,6 +29,11 @@ def deadlines(state: SchedulerState) -> Iterator[int]:
     if state.limits is not None and state.limits.max_age_ns and state.requests:
         oldest = next(iter(state.requests.values()))
         yield oldest.received_ns + state.limits.max_age_ns
+    for untils in (state.lost, state.found):
+        if untils:
+            yield next(iter(untils.values()))
+    if state.drained and any(state.requests[n].phase is not Phase.PAUSING for n in state.admitted):
+        yield state.now_ns
     number = waits_for_others(state)
     if number is not None:
         yield waited_until_ns(state, state.requests[number])

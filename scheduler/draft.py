@@ -3,14 +3,10 @@ the state.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from journal.events import Decision, Limits, ModelFacts
+from journal.events import Decision, Limits, ModelFacts, PauseReason
 from scheduler.request import Request
 from scheduler.state import SchedulerState
-
-Reason = Literal["high", "emergency", "no_room", "operator"]
-"""Why a request is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +34,19 @@ class Draft:
     """Tokens that a request admitted in this step gets from saved blocks."""
     queued: dict[int, int] = field(default_factory=dict[int, int])
     """Requests that are taken in this step, with the limit of their output."""
+    keys: dict[str, int] = field(default_factory=dict[str, int])
+    """Requests that are taken in this step, by the digest of their Idempotency-Key."""
+    adopted: set[int] = field(default_factory=set[int])
+    """Requests that get a client in this step. Asked for membership only, never iterated."""
+    back: list[int] = field(default_factory=list[int])
+    """Those of them that wait in the queue again."""
     num_deferred: int = 0
     coming: dict[str, int] = field(default_factory=dict[str, int])
     """Blocks that a request admitted in this step will compute, by its number."""
     saving: set[str] = field(default_factory=set[str])
     """Blocks whose save is planned in this step. Asked for membership only, never iterated."""
     saving_bytes: int = 0
-    pausing: dict[int, Reason] = field(default_factory=dict[int, Reason])
+    pausing: dict[int, PauseReason] = field(default_factory=dict[int, PauseReason])
     """Rows whose pause begins in this step, and why."""
     pinned: bool = False
     num_let_in: int = 0

@@ -34,6 +34,15 @@ class RejectRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """The client is told that its request is one that was sent before, and gets its answer."""
+
+    seq: int
+    request_id: str
+    joined_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartRow:
     """The engine makes a row of the request's known tokens."""
 
@@ -171,7 +180,7 @@ EngineEffect = (
     StartRow | RestoreRow | SaveBlocks | SaveTail | ReclaimMemory | RunChunk | SetBatch | DropRow
 )
 StoreEffect = RemoveFiles | ShrinkTier
-StreamEffect = AcceptRequest | RejectRequest | SendTokens | EndRequest
+StreamEffect = AcceptRequest | RejectRequest | JoinRequest | SendTokens | EndRequest
 Effect = EngineEffect | StoreEffect | StreamEffect
 
 
@@ -193,6 +202,8 @@ def effects_of(state: SchedulerState, records: Iterable[Record]) -> list[Effect]
                 streams.append(AcceptRequest(record.seq, event.request_id, event.max_tokens))
             case events.RequestRejected() as event:
                 streams.append(RejectRequest(record.seq, event.request_id, event))
+            case events.RequestJoined() as event:
+                streams.append(JoinRequest(record.seq, event.request_id, event.joined_id))
             case events.RequestFinished() | events.RequestCancelled() | events.RequestAborted():
                 if drops_row(record.event):
                     assert record.event.number in state.leaving, "a row that is dropped leaves"

@@ -10,15 +10,20 @@ folded to nothing. Decisions may not: `decide` saw the state, so one that does n
 bug, and raises.
 """
 
-from bisect import insort
 from collections.abc import Iterable
 
 import msgspec
 
 from journal import events
 from journal.events import Record
-from scheduler import chains, holding, leases, readings, runs
-from scheduler.leaving import back_to_waiting, forget_marks, leave_engine
+from scheduler import chains, holding, leases, orphans, readings, runs
+from scheduler.leaving import (
+    back_to_waiting,
+    end_wanted,
+    forget_marks,
+    leave_engine,
+    put_in_line,
+)
 from scheduler.request import WITH_ROW, Fed, Phase, Request, enter
 from scheduler.state import Chunk, SchedulerState
 from scheduler.usage import row_now_bytes
@@ -63,7 +68,9 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
         case events.EngineFailed() as event:
             engine_failed(state, event)
         case events.ClientGone() as event:
-            end_wanted(state, event.request_id, "client_gone")
+            orphans.client_gone(state, event)
+        case events.ClientAttached() as event:
+            orphans.client_attached(state, event)
         case events.CancelRequested() as event:
             end_wanted(state, event.request_id, "cancel_requested")
         case events.ServerStarted() as event:
@@ -72,6 +79,8 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
             runs.engine_ready(state, event)
         case events.ServerStopping():
             server_stopping(state)
+        case events.DrainEnded():
+            drain_ended(state)
         case events.StateCarried() as event:
             runs.state_carried(state, event)
         case events.ClockTicked():
@@ -80,6 +89,10 @@ def dispatch(state: SchedulerState, record: Record) -> None:  # noqa: C901, PLR0
             request_queued(state, event, record.seq)
         case events.RequestRejected() as event:
             end(state, event.request_id, "request_rejected")
+        case events.RequestJoined() as event:
+            end(state, event.request_id, "request_joined")
+        case events.RequestAdopted() as event:
+            orphans.request_adopted(state, event)
         case events.RequestAdmitted() as event:
             request_admitted(state, event, record.seq)
         case events.PrefillChunkPlanned() as event:
@@ -120,6 +133,10 @@ def request_received(state: SchedulerState, event: events.RequestReceived) -> No
         received_ns=state.now_ns,
         num_suffix_tokens=event.num_suffix_tokens,
         keep_output=event.keep_output,
+        content_digest=event.content_digest,
+        session_digest=event.session_digest,
+        key_digest=event.key_digest,
+        owner_digest=event.owner_digest,
     )
     state.numbers[event.request_id] = event.number
     state.arrivals.append(event.number)
@@ -195,15 +212,12 @@ def engine_failed(state: SchedulerState, event: events.EngineFailed) -> None:
     state.failures.append(request.number)
 
 
-def end_wanted(state: SchedulerState, request_id: str, reason: str) -> None:
-    request = state.find(request_id)
-    if request is not None and request.cancel_reason is None:
-        request.cancel_reason = reason
-        state.cancellations.append(request.number)
-
-
 def server_stopping(state: SchedulerState) -> None:
     state.stopping = True
+
+
+def drain_ended(state: SchedulerState) -> None:
+    state.drained = True
 
 
 # Decisions
@@ -215,7 +229,9 @@ def request_queued(state: SchedulerState, event: events.RequestQueued, seq: int)
     state.arrivals.remove(request.number)
     request.max_tokens = event.max_tokens
     request.queued_seq = seq
-    insort(state.waiting, request.number)
+    if request.key_digest:
+        state.keys[request.key_digest] = request.request_id
+    put_in_line(state, request)
 
 
 def request_admitted(state: SchedulerState, event: events.RequestAdmitted, seq: int) -> None:
@@ -296,5 +312,6 @@ def end(state: SchedulerState, request_id: str, kind: str) -> None:
         if request.number in numbers:
             numbers.remove(request.number)
     forget_marks(state, request.number)
+    orphans.forget(state, request, finished=kind == "request_finished")
     del state.requests[request.number]
     del state.numbers[request_id]

@@ -120,7 +120,7 @@ def is_busy(state: SchedulerState) -> bool:
         or state.leaving
         or state.reliefs
         or state.index.writing_bytes
-        or any(not state.requests[number].hold for number in state.paused)
+        or any(not state.requests[number].stays_held for number in state.paused)
     )
 
 

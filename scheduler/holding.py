@@ -4,8 +4,8 @@ from bisect import insort
 from typing import assert_never
 
 from journal import events
-from scheduler import leases, readings
-from scheduler.leaving import forget_marks, forget_pause, forget_row, leave_engine
+from scheduler import leases, orphans, readings
+from scheduler.leaving import NO_CLIENT, forget_marks, forget_pause, forget_row, leave_engine
 from scheduler.prefix import add_tail, change, remove_tail, state_bytes, tail_name
 from scheduler.request import Phase, Request, enter, order_of
 from scheduler.state import SchedulerState
@@ -80,7 +80,8 @@ def hold_requested(state: SchedulerState, event: events.HoldRequested) -> None:
     if request is None:
         return
     request.hold = True
-    done = request.phase in (Phase.PAUSING, Phase.PAUSED) or request.number in state.held
+    unfit = request.number in state.held and request.held_reason != NO_CLIENT
+    done = request.phase in (Phase.PAUSING, Phase.PAUSED) or unfit
     if not done and request.number not in state.holds:
         state.holds.append(request.number)
 
@@ -92,6 +93,7 @@ def release_requested(state: SchedulerState, event: events.ReleaseRequested) -> 
     request.hold = False
     if request.number in state.holds:
         state.holds.remove(request.number)
+    orphans.released(state, request)
 
 
 # Pausing
@@ -102,10 +104,11 @@ def pause_started(state: SchedulerState, event: events.PauseStarted) -> None:
     enter(request, "pause_started")
     forget_pause(request)
     request.pause_reason = event.reason
-    if request.number in state.holds:
-        state.holds.remove(request.number)
+    for wishes in (state.holds, state.orphans):
+        if request.number in wishes:
+            wishes.remove(request.number)
     state.pausing.append(request.number)
-    if event.reason != "operator":
+    if event.reason in ("high", "emergency", "no_room"):
         readings.act(state, "pause", event.frees_bytes, request.number)
 
 
@@ -194,6 +197,8 @@ def request_paused(state: SchedulerState, event: events.RequestPaused) -> None:
     forget_row(request)
     forget_pause(request)
     request.pause_reason = event.reason
+    if request.held_reason == NO_CLIENT:
+        request.held_reason = None  # that is for those in the queue
     request.paused_ns = state.now_ns
     request.num_pauses += not was_resuming
     insert_paused(state, request)

@@ -29,7 +29,7 @@ def check_cheap(state: SchedulerState) -> None:
     )
     require(
         not (state.arrivals or state.endings or state.cancellations)
-        and not (state.failures or state.holds),
+        and not (state.failures or state.holds or state.orphans),
         "decide has answered all that the facts brought",
     )
     require(state.reserved_bytes >= 0, "reserved bytes are not negative")
@@ -49,6 +49,7 @@ def check(state: SchedulerState) -> None:
     check_rows(state)
     check_limits(state)
     check_chunk(state)
+    check_clients(state)
     for request in state.requests.values():
         check_request(state, request)
     check_index(state, require)
@@ -62,6 +63,9 @@ def check_queue(state: SchedulerState) -> None:
         require(state.requests[number].phase is Phase.WAITING, f"{number} is queued and waits")
     for number in state.held:
         require(state.requests[number].held_reason is not None, f"{number} is held for a reason")
+    for number in state.waiting:
+        request = state.requests[number]
+        require(not request.stays_held, f"{number} waits for nothing but room")
     for number in state.paused:
         require(state.requests[number].phase is Phase.PAUSED, f"{number} is paused")
     order = [order_of(state.requests[number]) for number in state.paused]
@@ -117,6 +121,22 @@ def check_chunk(state: SchedulerState) -> None:
         raise InvariantBroken("the chunk's request is prefilling, or was when it was planned")
     require(chunk.start == owner.num_cached_tokens, "chunks follow each other")
     require(1 <= chunk.length <= owner.num_prefill_tokens, "chunks end before the last token")
+
+
+def check_clients(state: SchedulerState) -> None:
+    """Who has no client, and for how long, is one story."""
+    for untils in (state.lost, state.found):
+        require(list(untils.values()) == sorted(untils.values()), "who is overdue first is first")
+    for number in (*state.lost, *state.found):
+        require(state.requests[number].orphaned_by is not None, f"{number} has no client")
+    require(not state.lost.keys() & state.found.keys(), "a client is lost in one way")
+    for request in state.requests.values():
+        if request.needs_client:
+            require(request.orphaned_by is not None, f"{request.number} misses its client")
+    for digest, request_id in state.keys.items():
+        number = state.numbers.get(request_id)
+        holder = state.remembered.get(request_id) if number is None else state.requests[number]
+        require(holder is not None and holder.key_digest == digest, "keys are held by requests")
 
 
 def check_request(state: SchedulerState, request: Request) -> None:

@@ -7,6 +7,17 @@ from scheduler.request import Request
 from scheduler.state import SchedulerState
 from scheduler.usage import row_hold_bytes
 
+NO_CLIENT = "no_client"
+"""Why a request without a row is put aside: nobody would read what it puts out."""
+
+
+def end_wanted(state: SchedulerState, request_id: str, reason: str) -> None:
+    """Somebody wants the request to end. Who came first counts."""
+    request = state.find(request_id)
+    if request is not None and request.cancel_reason is None:
+        request.cancel_reason = reason
+        state.cancellations.append(request.number)
+
 
 def leave_engine(state: SchedulerState, request: Request) -> None:
     """Takes the request out of the engine's lists. Its bytes stay reserved until `kv_freed`."""
@@ -24,7 +35,14 @@ def leave_engine(state: SchedulerState, request: Request) -> None:
 
 def forget_marks(state: SchedulerState, number: int) -> None:
     """A decision has answered what the facts brought for this request."""
-    for marks in (state.endings, state.cancellations, state.failures, state.holds, state.pausing):
+    for marks in (
+        state.endings,
+        state.cancellations,
+        state.failures,
+        state.holds,
+        state.orphans,
+        state.pausing,
+    ):
         if number in marks:
             marks.remove(number)
 
@@ -37,7 +55,16 @@ def back_to_waiting(state: SchedulerState, request: Request) -> None:
     request.num_disk_tokens = 0
     request.saved_tokens = -1
     request.resumed_tokens = None
-    insort(state.waiting, request.number)
+    put_in_line(state, request)
+
+
+def put_in_line(state: SchedulerState, request: Request) -> None:
+    """The request takes its place in the queue, or beside it while it has no client."""
+    if request.needs_client:
+        request.held_reason = NO_CLIENT
+        insort(state.held, request.number)
+    else:
+        insort(state.waiting, request.number)
 
 
 def forget_row(request: Request) -> None:

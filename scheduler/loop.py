@@ -32,7 +32,7 @@ from scheduler.recovery import Recovered, code_digest, encode_state
 from scheduler.sensors import MAX_EVENTS, Collected, Sensors
 from scheduler.settings import Settings
 from scheduler.state import STATE_VERSION
-from scheduler.streams import Accepted, Rejected, StreamEnd
+from scheduler.streams import Accepted, Joined, Rejected, StreamEnd
 from scheduler.waits import has_work
 
 LASTING = (events.RequestFinished, events.ChainPinned)
@@ -201,6 +201,8 @@ class Loop:
                 self.hub.update(effect.request_id).judgement = Accepted(effect.max_tokens)
             case effects.RejectRequest():
                 self.hub.update(effect.request_id).judgement = Rejected(effect.event)
+            case effects.JoinRequest():
+                self.hub.update(effect.request_id).judgement = Joined(effect.joined_id)
             case effects.EndRequest():
                 self.end_request(effect)
             case effects.RemoveFiles():
@@ -309,9 +311,9 @@ def side_rows(collected: Collected, decisions: list[Decision]) -> SideRows:
     """The side rows of a step, most often the tokens of a decode step alone."""
     if not collected.arrivals and not collected.rows:
         return NO_ROWS
-    rejected = frozenset(
+    not_taken = frozenset(
         decision.request_id
         for decision in decisions
-        if isinstance(decision, events.RequestRejected)
+        if isinstance(decision, events.RequestRejected | events.RequestJoined)
     )
-    return collected.side_rows(rejected)
+    return collected.side_rows(not_taken)

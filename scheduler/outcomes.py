@@ -41,6 +41,10 @@ def received(arrival: Arrival, state: SchedulerState, num_before: int) -> events
         parameters_digest=sha256(encode_parameters(parameters)).hexdigest(),
         num_suffix_tokens=arrival.num_suffix_tokens,
         keep_output=arrival.keep_output,
+        content_digest=arrival.content_digest,
+        session_digest=arrival.session_digest,
+        key_digest=arrival.key_digest,
+        owner_digest=arrival.owner_digest,
     )
 
 

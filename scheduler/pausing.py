@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Literal
 
 from journal import events
-from journal.events import Decision, KvLimits
-from scheduler.draft import Draft, Reason, model_of
+from journal.events import Decision, KvLimits, PauseReason
+from scheduler.draft import Draft, model_of
 from scheduler.eviction import over_budget
 from scheduler.prefix import block_bytes, is_tail, state_bytes
 from scheduler.request import Phase, Request
@@ -19,6 +19,9 @@ from scheduler.usage import row_now_bytes
 
 MAX_ADVANCED = 8
 """Pauses that one step brings to their end at most."""
+
+MAX_DRAINED = 8
+"""Rows that one step of a stop begins to hold at most: nobody is admitted or goes on in it."""
 
 DropReason = Literal["disk_full", "io_error", "not_taken", "not_saved", "alone"]
 
@@ -31,19 +34,45 @@ def hold_by_hand(state: SchedulerState, draft: Draft) -> None:
         request = state.requests[number]
         if number in draft.ended or (number in state.arrivals and number not in draft.queued):
             continue
-        if request.phase in (Phase.WAITING, Phase.RESUMING):
-            draft.queued.pop(number, None)
-            draft.ended.add(number)
-            draft.decisions.append(paused(state, draft, request, "operator"))
-        else:
-            start_pause(state, draft, request, "operator", rank=0, num_candidates=0)
+        hold(state, draft, request, "operator")
+
+
+def hold_orphans(state: SchedulerState, draft: Draft) -> None:
+    """Rows whose client is lost, unless it has come back in this very step."""
+    for number in state.orphans:
+        if not any(number in numbers for numbers in (draft.ended, draft.pausing, draft.adopted)):
+            hold(state, draft, state.requests[number], "client_gone")
+
+
+def hold_drained(state: SchedulerState, draft: Draft) -> None:
+    """The server stops, and the time in which rows may go on is over: they go on at the next
+    start, from exactly here.
+    """
+    rows = [state.requests[n] for n in state.admitted if n not in draft.ended]
+    left = [
+        row for row in rows if row.phase is not Phase.PAUSING and row.number not in draft.pausing
+    ]
+    for request in left[:MAX_DRAINED]:
+        hold(state, draft, request, "drain")
+
+
+def hold(state: SchedulerState, draft: Draft, request: Request, reason: PauseReason) -> None:
+    """One request, whatever its rank: its row is held, and is given up where it was only being
+    filled again. One in the queue has nothing to save.
+    """
+    if request.phase in (Phase.WAITING, Phase.RESUMING):
+        draft.queued.pop(request.number, None)
+        draft.ended.add(request.number)
+        draft.decisions.append(paused(state, draft, request, reason))
+    else:
+        start_pause(state, draft, request, reason, rank=0, num_candidates=0)
 
 
 def start_pause(
     state: SchedulerState,
     draft: Draft,
     request: Request,
-    reason: Reason,
+    reason: PauseReason,
     *,
     rank: int,
     num_candidates: int,
@@ -98,13 +127,13 @@ def advance_pauses(state: SchedulerState, draft: Draft) -> None:
     """Each pause goes one stage on: the tail is saved once all whole blocks are on their way, and
     the chain pinned once all of it is durable.
     """
-    reasons: dict[int, Reason] = {n: reason_of(state.requests[n]) for n in state.pausing}
+    reasons: dict[int, PauseReason] = {n: reason_of(state.requests[n]) for n in state.pausing}
     for number, because in islice((reasons | draft.pausing).items(), MAX_ADVANCED):
         if number not in draft.ended:
             advance(state, draft, state.requests[number], because)
 
 
-def advance(state: SchedulerState, draft: Draft, request: Request, because: Reason) -> None:
+def advance(state: SchedulerState, draft: Draft, request: Request, because: PauseReason) -> None:
     """The next stage of one pause, if it can be taken now."""
     if is_at_work(state, draft, request):
         return
@@ -216,7 +245,7 @@ def pin(state: SchedulerState, draft: Draft, request: Request) -> None:
 
 
 def drop(
-    state: SchedulerState, draft: Draft, request: Request, reason: DropReason, because: Reason
+    state: SchedulerState, draft: Draft, request: Request, reason: DropReason, because: PauseReason
 ) -> None:
     """The request is held with its tokens only: `because` is why it is held."""
     draft.decisions += unpinned(request, "lost")
@@ -232,16 +261,16 @@ def drop(
     draft.ended.add(request.number)
 
 
-def reason_of(request: Request) -> Reason:
+def reason_of(request: Request) -> PauseReason:
     """Why a request is pausing or paused."""
     match request.pause_reason:
-        case "high" | "emergency" | "no_room" | "operator" as reason:
+        case "high" | "emergency" | "no_room" | "operator" | "client_gone" | "drain" as reason:
             return reason
         case _:
             raise AssertionError(f"{request.request_id} is held for {request.pause_reason}")
 
 
-def paused(state: SchedulerState, draft: Draft, request: Request, reason: Reason) -> Decision:
+def paused(state: SchedulerState, draft: Draft, request: Request, reason: PauseReason) -> Decision:
     """The end of a pause. `had_row` tells the engine to let the row go."""
     return events.RequestPaused(
         request_id=request.request_id,

@@ -10,16 +10,24 @@ the same decisions on every machine.
 """
 
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Literal
 
 from journal import events
 from journal.events import Decision
 from scheduler.admission import admit, judge_arrivals
+from scheduler.adopting import CancelReason, nobody_came
 from scheduler.draft import Draft, limits_of
 from scheduler.eviction import send_away, send_bad
 from scheduler.feeding import in_even_parts, tokens_beside_rows
-from scheduler.pausing import advance_pauses, held_without_row, hold_by_hand, unpinned
+from scheduler.pausing import (
+    advance_pauses,
+    held_without_row,
+    hold_by_hand,
+    hold_drained,
+    hold_orphans,
+    unpinned,
+)
 from scheduler.relief import chunk_fits, make_place, relieve, tokens_with_room
 from scheduler.request import Phase, Request
 from scheduler.resuming import resume, waited_until_ns, waits_for_others
@@ -27,13 +35,13 @@ from scheduler.saving import plan_boundary, plan_saves, up_to_boundary
 from scheduler.state import SchedulerState
 from scheduler.usage import memory_of
 
-MAX_ENDED_OLD = 8
-"""Requests that one step ends for their age at most."""
+MAX_OVERDUE = 8
+"""Requests that one step ends at most because their time is over."""
 
 AGING = 4
 """Tokens that others are fed, for one that a request comes nearer to its turn."""
 
-POLICY_VERSION = 4
+POLICY_VERSION = 5
 """To be raised with every change that alters a decision: replay tells other policies' runs from
 divergences.
 """
@@ -48,8 +56,7 @@ def decide(state: SchedulerState) -> list[Decision]:
         plan_saves(state, draft)
     if state.endings or state.cancellations or state.failures:
         end_requests(state, draft)
-    if limits_of(state).max_age_ns:
-        end_old(state, draft)
+    end_overdue(state, draft)
     if state.arrivals:
         judge_arrivals(state, draft)
     if state.chunk is not None:
@@ -70,7 +77,7 @@ def decide(state: SchedulerState) -> list[Decision]:
 
 def use_engine(state: SchedulerState, draft: Draft) -> None:
     """Who gets a row, who decodes, and what is fed next."""
-    if not state.stopping and (state.waiting or draft.queued):
+    if not state.stopping and (state.waiting or draft.queued or draft.back):
         admit(state, draft)
     give_up_waiting(state, draft)
     if not draft.chunk_open:
@@ -83,9 +90,13 @@ def use_engine(state: SchedulerState, draft: Draft) -> None:
 
 
 def make_room(state: SchedulerState, draft: Draft) -> None:
-    """Who is held, and who goes on: by an operator's wish, and for memory."""
+    """Who is held, and who goes on: by an operator's wish, for want of a client, and for memory."""
     if state.holds:
         hold_by_hand(state, draft)
+    if state.orphans:
+        hold_orphans(state, draft)
+    if state.drained:
+        hold_drained(state, draft)
     if state.memory.level:
         relieve(state, draft)
     if state.paused or len(state.admitted) > len(state.batch_rows):
@@ -122,13 +133,19 @@ def close(state: SchedulerState, draft: Draft, number: int, decision: Decision) 
     draft.ended.add(number)
 
 
-def end_old(state: SchedulerState, draft: Draft) -> None:
-    """Requests that are older than any may become; `requests` holds the oldest first."""
-    limit_ns = state.now_ns - limits_of(state).max_age_ns
-    old = takewhile(lambda number: state.requests[number].received_ns <= limit_ns, state.requests)
-    for number in list(islice(old, MAX_ENDED_OLD)):
-        if number not in draft.ended and number not in state.arrivals:
-            close(state, draft, number, cancel(state, state.requests[number], "deadline"))
+def end_overdue(state: SchedulerState, draft: Draft) -> None:
+    """Requests that are older than any may become (`requests` holds the oldest first), and those
+    without a client for which nobody has come.
+    """
+    overdue: list[tuple[int, CancelReason]] = []
+    if max_age_ns := limits_of(state).max_age_ns:
+        limit_ns = state.now_ns - max_age_ns
+        ages = takewhile(lambda n: state.requests[n].received_ns <= limit_ns, state.requests)
+        overdue.extend((number, "deadline") for number in ages if number not in state.arrivals)
+    overdue.extend(nobody_came(state))
+    for number, reason in overdue[:MAX_OVERDUE]:
+        if number not in draft.ended:
+            close(state, draft, number, cancel(state, state.requests[number], reason))
 
 
 def give_up_waiting(state: SchedulerState, draft: Draft) -> None:
@@ -162,9 +179,6 @@ def finish(request: Request) -> Decision:
             )
         case _:
             raise AssertionError(f"{request.request_id} ends for {request.end_reason}")
-
-
-CancelReason = Literal["client_gone", "cancel_requested", "deadline"]
 
 
 def wish_of(request: Request) -> CancelReason:

@@ -44,6 +44,8 @@ CORE = (
     "scheduler/index_invariants.py",
     "scheduler/leaving.py",
     "scheduler/leases.py",
+    "scheduler/orphans.py",
+    "scheduler/adopting.py",
     "scheduler/losses.py",
     "scheduler/usage.py",
     "scheduler/holding.py",

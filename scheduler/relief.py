@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from journal import events
-from journal.events import MemoryLimits
-from scheduler.draft import Draft, Reason, model_of
+from journal.events import MemoryLimits, PauseReason
+from scheduler.draft import Draft, model_of
 from scheduler.memory import row_bytes, size_text
 from scheduler.pausing import drop, start_pause, unpinned, unsaved_bytes
 from scheduler.request import Phase, Request, order_of
@@ -131,7 +131,9 @@ class Victim:
     num_candidates: int
 
 
-def hold_one(state: SchedulerState, draft: Draft, limits: MemoryLimits, reason: Reason) -> None:
+def hold_one(
+    state: SchedulerState, draft: Draft, limits: MemoryLimits, reason: PauseReason
+) -> None:
     """One request is held; a row that is alone only at the emergency mark."""
     rows = running(state, draft)
     if not rows:
@@ -151,7 +153,7 @@ def hold_one(state: SchedulerState, draft: Draft, limits: MemoryLimits, reason: 
     hold(state, draft, victim, reason)
 
 
-def hold(state: SchedulerState, draft: Draft, victim: Victim, reason: Reason) -> None:
+def hold(state: SchedulerState, draft: Draft, victim: Victim, reason: PauseReason) -> None:
     """The victim pauses. Where nothing can be saved, or writing takes more than it frees, its KV is
     dropped at once.
     """

@@ -24,13 +24,18 @@ nothing.
   `request_resumed`, then `prefilling`, most often with nothing left to prefill.
 - Its row may fail (`request_retried`), or the process may end (`server_started` of the next run):
   it is `waiting` again, and what it has put out so far is now known, to be prefilled like a prompt.
-- `finished`, `cancelled`, `aborted` and `rejected` are ends. Nothing leads out of them, and a
-  request that has reached one leaves the state in the same step.
+- Its client may be lost. A request with a row is held then, one without is put aside with its
+  tokens, and neither goes on before somebody attaches to it. A request that is sent again is
+  `joined` with the one that it equals, whose client it brings back; it is none of its own any more.
+- `finished`, `cancelled`, `aborted`, `rejected` and `joined` are ends. Nothing leads out of them,
+  and a request that has reached one leaves the state in the same step.
 """
 
 from enum import StrEnum
 
 import msgspec
+
+from journal.events import Orphaning
 
 
 class Phase(StrEnum):
@@ -46,15 +51,17 @@ class Phase(StrEnum):
     CANCELLED = "cancelled"
     ABORTED = "aborted"
     REJECTED = "rejected"
+    JOINED = "joined"
 
 
 WITH_ROW = (Phase.PREFILLING, Phase.DECODING, Phase.PAUSING, Phase.RESUMING)
 OPEN = (Phase.WAITING, *WITH_ROW, Phase.PAUSED)
-ENDS = (Phase.FINISHED, Phase.CANCELLED, Phase.ABORTED, Phase.REJECTED)
+ENDS = (Phase.FINISHED, Phase.CANCELLED, Phase.ABORTED, Phase.REJECTED, Phase.JOINED)
 
 TRANSITIONS: dict[tuple[Phase, str], Phase] = {
     (Phase.WAITING, "request_queued"): Phase.WAITING,
     (Phase.WAITING, "request_rejected"): Phase.REJECTED,
+    (Phase.WAITING, "request_joined"): Phase.JOINED,
     (Phase.WAITING, "request_admitted"): Phase.PREFILLING,
     (Phase.WAITING, "request_cancelled"): Phase.CANCELLED,
     (Phase.WAITING, "request_aborted"): Phase.ABORTED,
@@ -143,6 +150,9 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `resuming_tokens` is what its row held when it was paused, `resumed_tokens` when it went on: it
     is left alone until it has made some progress since. `held_ns` is how long it was held, in all
     pauses that are over.
+
+    `orphaned_by` says since `orphaned_ns` why it has no client; `needs_client`: it does not go on
+    without one. The digests are those of `request_received`.
     """
 
     number: int
@@ -198,6 +208,20 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dropped_alone: bool = False
     resumed_tokens: int | None = None
     resuming_tokens: int = 0
+    content_digest: str = ""
+    session_digest: str = ""
+    key_digest: str = ""
+    owner_digest: str = ""
+    orphaned_by: Orphaning | None = None
+    orphaned_ns: int = 0
+    needs_client: bool = False
+
+    @property
+    def stays_held(self) -> bool:
+        """Whether it does not go on though there is room: an operator holds it, this server cannot
+        run it, or nobody would read what it puts out.
+        """
+        return self.hold or self.needs_client or self.held_reason is not None
 
     @property
     def num_known_tokens(self) -> int:

@@ -119,15 +119,22 @@ def is_crowded(state: SchedulerState, draft: Draft, request: Request, bound: int
 
 
 def head_of_paused(state: SchedulerState, draft: Draft) -> Request | None:
-    """The held request that goes on next: in the order of their first admission, those that an
-    operator holds or that this server cannot run left out.
+    """The held request that goes on next: in the order of their first admission, those left out
+    for which room is not all that they wait for.
     """
     for number in state.paused:
         request = state.requests[number]
         gone = number in draft.ended or number in draft.resumed
-        if not gone and not request.hold and request.held_reason is None:
+        if not gone and not stays_held(draft, request):
             return request
     return None
+
+
+def stays_held(draft: Draft, request: Request) -> bool:
+    """Whether it does not go on though there is room. Who is adopted in this step has a client."""
+    if request.number in draft.adopted:
+        return request.hold or request.held_reason is not None
+    return request.stays_held
 
 
 def is_behind_waiting(state: SchedulerState, draft: Draft, request: Request) -> bool:
@@ -155,7 +162,7 @@ def resume(state: SchedulerState, draft: Draft) -> None:
         return
     for number in state.paused:
         request = state.requests[number]
-        if number in draft.ended or request.hold or request.held_reason is not None:
+        if number in draft.ended or stays_held(draft, request):
             continue
         if draft.num_resumed == MAX_RESUMED or is_behind_waiting(state, draft, request):
             return
@@ -271,7 +278,7 @@ def waits_for_others(state: SchedulerState) -> int | None:
         return None
     for number in state.paused:
         request = state.requests[number]
-        if not request.hold and request.held_reason is None:
+        if not request.stays_held:
             return number if limits.is_auto or request.dropped_alone else None
     return state.waiting[0] if limits.is_auto and state.waiting else None
 

@@ -39,6 +39,7 @@ from scheduler.recovery import Recovered, code_digest
 from scheduler.sensors import EngineDeath, Sensors
 from scheduler.settings import Settings
 from scheduler.state import SchedulerState
+from scheduler.stopping import Stopping
 from scheduler.upkeep import Upkeep
 
 MAX_QUESTIONS = 256
@@ -134,8 +135,7 @@ class Run:
         self.kv: KvStore | None = None
         self.description: Future[ModelDescription] = Future()
         self.questions: deque[Question] = deque()
-        self.stop_now = threading.Event()
-        self.stop_deadline_ns: int | None = None
+        self.stopping = Stopping(settings.server, self.clock)
         self.begun = False
         self.closed = False
         self.on_described: Callable[[ModelDescription], object] = ignore
@@ -164,11 +164,10 @@ class Run:
     def stop(self, reason: str) -> None:
         """A clean stop; the second call is a stop at once."""
         if self.sensors.stop_reason is None:
-            limit_ns = self.settings.server.drain_limit_ms * 1_000_000
-            self.stop_deadline_ns = self.clock.monotonic_ns() + limit_ns
+            self.stopping.begin()
             self.sensors.stop(reason)
         else:
-            self.stop_now.set()
+            self.stopping.at_once.set()
             self.sensors.wake.set()
 
     # The loop's thread
@@ -288,10 +287,7 @@ class Run:
 
     def waits_s(self) -> Iterator[float]:
         """How long until each of these."""
-        if self.stop_deadline_ns is None:
-            yield self.upkeep.wait_s()
-        else:
-            yield (self.stop_deadline_ns - self.clock.monotonic_ns()) / NS_PER_S
+        yield self.stopping.wait_s() if self.stopping.begun else self.upkeep.wait_s()
         due_ns = deadline_ns(self.state)
         if due_ns is not None:
             yield (due_ns - max(self.state.now_ns, self.clock.wall_ns())) / NS_PER_S
@@ -301,25 +297,22 @@ class Run:
 
     def is_over(self) -> bool:
         """Whether a stop has come to its end: it is recorded, and the engine and the writers are
-        empty, the limit has passed, or somebody is in a hurry.
+        empty, the limits have passed, or somebody is in a hurry.
 
         A block whose end the journal has not seen is nobody's at the next start, and swept.
         """
         if not self.state.stopping:
             return False
+        if self.stopping.drain_is_over() and not self.sensors.drained:
+            self.sensors.end_drain()
         is_empty = not self.state.admitted and not self.state.index.writing_bytes
-        return is_empty or self.stop_now.is_set() or self.drain_is_over()
-
-    def drain_is_over(self) -> bool:
-        return (
-            self.stop_deadline_ns is not None and self.clock.monotonic_ns() >= self.stop_deadline_ns
-        )
+        return is_empty or self.stopping.is_over()
 
     def wait_for_space(self) -> None:
         """What the loop does between two tries of a commit. Raises StopNow when a stop is due."""
         self.full_log.wait()
-        self.stop_now.wait(self.settings.journal.full_wait_ms / 1000)
-        if self.stop_now.is_set() or self.drain_is_over():
+        self.stopping.at_once.wait(self.settings.journal.full_wait_ms / 1000)
+        if self.stopping.drain_is_over() or self.stopping.is_over():
             raise StopNow
         self.answer()
 

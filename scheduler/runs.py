@@ -8,8 +8,9 @@ import msgspec
 
 from journal import events
 from journal.events import ModelFacts
+from scheduler import orphans
 from scheduler.holding import insert_paused, unpin
-from scheduler.leaving import back_to_waiting, forget_row
+from scheduler.leaving import NO_CLIENT, back_to_waiting, forget_row
 from scheduler.memory import max_context_tokens
 from scheduler.prefix import forget_engine_life, remove_tail, set_domain, tail_name
 from scheduler.request import WITH_ROW, Phase, Request, enter
@@ -24,20 +25,23 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
     gives it up.
     """
     died = state.limits is not None and not state.stopping
+    state.limits = event.limits
+    state.orphans = []
     for request in list(state.requests.values()):
         request.deaths += died and request.phase in WITH_ROW
         recover(state, request)
         forget_chain(request)
+        orphans.server_started(state, request)
         request.solo = request.deaths >= event.limits.max_deaths
         if request.deaths > event.limits.max_deaths:
             request.failure = f"in the engine at {request.deaths} deaths of the server"
             state.failures.append(request.number)
     state.policy_version = event.policy_version
     state.code_digest = event.code_digest
-    state.limits = event.limits
     state.engine_ready = False
     state.one_row_only = False
     state.stopping = False
+    state.drained = False
     forget_engine(state)
     set_model(state, event.model)
 
@@ -136,12 +140,14 @@ def set_model(state: SchedulerState, model: ModelFacts) -> None:
     open_numbers = sorted(state.waiting + state.held)
     for number in open_numbers:
         request = state.requests[number]
-        request.held_reason = held_reason(state, request)
+        aside = NO_CLIENT if request.needs_client else None
+        request.held_reason = held_reason(state, request) or aside
     state.waiting = [n for n in open_numbers if state.requests[n].held_reason is None]
     state.held = [n for n in open_numbers if state.requests[n].held_reason is not None]
     for number in state.paused:
         state.requests[number].held_reason = held_reason(state, state.requests[number])
-    wanted = [n for n in state.waiting if state.requests[n].hold and n not in state.holds]
+    fit = [n for n in open_numbers if state.requests[n].held_reason in (None, NO_CLIENT)]
+    wanted = [n for n in fit if state.requests[n].hold and n not in state.holds]
     state.holds += wanted  # a wish stands until it is released, whatever becomes of a row
 
 

@@ -61,6 +61,7 @@ shrinking of memory, a batch, and a chunk's commit and plan: in all 255, and the
 WishFact = (
     events.CancelRequested
     | events.ClientGone
+    | events.ClientAttached
     | events.HoldRequested
     | events.ReleaseRequested
     | events.ClearRequested
@@ -83,9 +84,11 @@ class Collected:
     rows: tuple[RowTokens, ...] = ()
     rows_index: int = 0
 
-    def side_rows(self, rejected: frozenset[str]) -> SideRows:
-        """The side rows of these facts. A refused request leaves neither prompt nor parameters."""
-        taken = [arrival for arrival in self.arrivals if arrival.request_id not in rejected]
+    def side_rows(self, not_taken: frozenset[str]) -> SideRows:
+        """The side rows of these facts. A request that is refused, or was sent before, leaves
+        neither prompt nor parameters.
+        """
+        taken = [arrival for arrival in self.arrivals if arrival.request_id not in not_taken]
         return SideRows(
             prompts=[(arrival.request_id, arrival.prompt.tobytes()) for arrival in taken],
             parameters=[(a.request_id, encode_parameters(a.parameters)) for a in taken],
@@ -125,6 +128,7 @@ class Sensors:
         self.gauge: Gauge | None = None
         self.waits_since_ns = 0
         self.stop_reason: str | None = None
+        self.drained = False
         self.wake = threading.Event()
 
     # Any thread
@@ -141,7 +145,8 @@ class Sensors:
 
     def wish(self, fact: WishFact) -> None:
         """Each wish for a request, or for the cache, waits here once, however often it is made. Of
-        a hold and a release that nobody has looked at yet the last counts.
+        a hold and a release that nobody has looked at yet the last counts, and so it does of a
+        client's leaving and coming.
         """
         key = key_of(fact)
         with self.wishes_lock:
@@ -173,11 +178,18 @@ class Sensors:
 
     # Loop thread
 
+    def end_drain(self) -> None:
+        """The time in which a stop lets rows go on is over."""
+        self.drained = True
+        self.wake.set()
+
     def collect(self, state: SchedulerState) -> Collected:
         """The facts of the next step, in order; none is no step. Raises EngineDeath."""
         collected = Collected()
         if self.stop_reason is not None and not state.stopping:
             collected.facts.append(events.ServerStopping(reason=self.stop_reason))
+        if self.drained and not state.drained:
+            collected.facts.append(events.DrainEnded())
         if self.results:
             take(self.results, collected, lambda r: self.take_result(r, state, collected))
         while self.store_facts and len(collected.facts) < MAX_FACTS:
@@ -244,6 +256,7 @@ class Sensors:
 
 CLEAR = ("ClearRequested", "")
 HOLD = "HoldRequested"
+CLIENT = "ClientGone"
 
 T = TypeVar("T", Arrival | Wish, EngineResult)
 
@@ -254,6 +267,8 @@ def key_of(fact: WishFact) -> tuple[str, str]:
         return CLEAR
     if isinstance(fact, events.ReleaseRequested):
         return HOLD, fact.request_id
+    if isinstance(fact, events.ClientAttached):
+        return CLIENT, fact.request_id
     return type(fact).__name__, fact.request_id
 
 

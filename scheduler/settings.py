@@ -22,7 +22,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from journal.events import KvLimits, Limits, MemoryLimits, ModelFacts
+from journal.events import KvLimits, Limits, MemoryLimits, ModelFacts, OrphanLimits
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.machine import default_reserve_bytes, total_bytes
 from scheduler.overrides import explain, nested
 from scheduler.sizes import Ceiling, Group, Size
@@ -46,9 +47,10 @@ Permille = Annotated[int, Field(ge=1, le=1000)]
 class ServerSettings(Group):
     """The server as its clients meet it.
 
-    `drain_limit_ms`: how long a clean stop lets rows in the engine go on, and waits for blocks that
-    are being saved. `heartbeat_form`: what keeps a silent stream alive (native: an event of the
-    protocol, comment: an SSE comment, off).
+    `drain_limit_ms`: how long a clean stop lets rows in the engine go on. `hold_limit_ms`: how long
+    it then waits until what is left of them is held, and saved.
+    `heartbeat_form`: what keeps a silent stream alive (native: an event of the protocol, comment:
+    an SSE comment, off).
     `ready_limit_ms`: the age of the last step beyond which /ready says 503 while work waits.
     `prepare_limit_ms`: how long a request's headers wait for the tokenizer at a start.
     """
@@ -57,6 +59,7 @@ class ServerSettings(Group):
     port: int = Field(default=8321, ge=0, le=65535)
     api_key: str | None = None
     drain_limit_ms: int = Field(default=10_000, ge=0)
+    hold_limit_ms: int = Field(default=60_000, ge=0)
     heartbeat_ms: int = Field(default=10_000, ge=100)
     heartbeat_form: Literal["native", "comment", "off"] = "native"
     body_limit_bytes: Size = Field(default=16 * 2**20, ge=1024)
@@ -170,6 +173,13 @@ class MemorySettings(Group):
 class RequestSettings(Group):
     """`retention_s`: how long tokens and parameters of an ended request are kept.
 
+    `orphan_grace_s`: how long a request is held whose client was lost; then it is cancelled, unless
+    somebody has taken it up; 0: it is cancelled at once. One with an Idempotency-Key runs on.
+    `on_restart`: what becomes at a start of requests that are not finished: they go on (resume),
+    wait until somebody attaches or releases them (hold), or end (cancel). `restart_grace_s`: how
+    long without anybody attaching. `adopt`: a request that is sent again, without a key, takes the
+    place of an equal one that has lost its client.
+
     `max_age_s`: a request that is older is cancelled, whatever it does; 0: it may take as long as
     it needs.
     `max_retries`: how often a row that failed is run again. `max_deaths`: a request that was in
@@ -178,10 +188,24 @@ class RequestSettings(Group):
     """
 
     retention_s: int = Field(default=86_400, ge=0)
+    orphan_grace_s: int = Field(default=60, ge=0)
+    on_restart: Literal["resume", "hold", "cancel"] = "resume"
+    restart_grace_s: int = Field(default=1800, ge=1)
+    adopt: bool = True
     max_age_s: int = Field(default=0, ge=0)
     max_retries: int = Field(default=2, ge=0, le=100)
     max_deaths: int = Field(default=2, ge=1, le=100)
     max_lingering: int = Field(default=256, ge=0)
+
+    def orphan_limits(self) -> OrphanLimits:
+        """What the core reads of them."""
+        return OrphanLimits(
+            grace_ns=self.orphan_grace_s * NS_PER_S,
+            restart_grace_ns=self.restart_grace_s * NS_PER_S,
+            on_restart=self.on_restart,
+            adopt=self.adopt,
+            retention_ns=self.retention_s * NS_PER_S,
+        )
 
 
 class JournalSettings(Group):
@@ -266,26 +290,6 @@ class ModelSettings(Group):
     accept_any: bool = False
 
 
-class FakeSettings(Group):
-    """The model named `fake`, which computes nothing.
-
-    Its speeds: 0 is as fast as it goes. `turn_tokens`: it ends its turn with that output token; 0:
-    it never does. Its sizes are those of the model that it stands for: with `state_bytes` it has
-    layers that cannot be cut, and `kv_step_tokens` is the step in which a row's memory grows.
-    """
-
-    load_ms: int = Field(default=0, ge=0)
-    prefill_tokens_per_s: int = Field(default=0, ge=0)
-    step_ms: int = Field(default=0, ge=0)
-    context_tokens: int = Field(default=131_072, ge=16)
-    turn_tokens: int = Field(default=256, ge=0)
-    weights_bytes: Size = Field(default=1_000_000, ge=0)
-    kv_bytes_per_token: Size = Field(default=1024, ge=0)
-    kv_step_tokens: int = Field(default=256, ge=1)
-    state_bytes: Size = Field(default=0, ge=0)
-    transient_bytes_per_token: Size = Field(default=256, ge=0)
-
-
 class Settings(BaseSettings):
     """All of them. `model` is a built-in name or a folder; `state` holds the journal."""
 
@@ -336,6 +340,7 @@ class Settings(BaseSettings):
             memory=self.memory.limits(),
             gap_ns=self.scheduler.gap_ms * NS_PER_MS,
             max_age_ns=self.requests.max_age_s * NS_PER_S,
+            orphans=self.requests.orphan_limits(),
         )
 
     def configuration(self) -> dict[str, Scalar]:

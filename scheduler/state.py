@@ -4,7 +4,7 @@
 
 import msgspec
 
-from journal.events import Limits, ModelFacts
+from journal.events import Limits, ModelFacts, Orphaning
 from scheduler.prefix import BlockIndex
 from scheduler.request import Fed, Request
 
@@ -57,6 +57,21 @@ class Relief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
 
 
+class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request that has finished, whose answer is for whoever sends it again until `until_ns`."""
+
+    request_id: str
+    number: int
+    model_fingerprint: str
+    content_digest: str
+    session_digest: str
+    key_digest: str
+    orphaned_by: Orphaning | None
+    orphaned_ns: int
+    num_output_tokens: int
+    until_ns: int
+
+
 class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The folded journal. Lists of requests hold their numbers; `requests` holds open requests
     only.
@@ -67,6 +82,12 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     names the requests that have full blocks to save. `paused` holds the held requests in the order
     in which they go on, `pausing` rows on their way there, `holds` what an operator wants held and
     `decide` has not answered. `reliefs` are actions against pressure under way.
+
+    `lost` and `found` say until when requests may be without a client: those whose connection was
+    lost, and those that a start has found; each in the order of these times. `orphans` are rows
+    whose client is lost and that `decide` has not held yet. `keys` maps the digest of an
+    Idempotency-Key to the request that holds it, open or in `remembered`: what has finished and may
+    be asked for again. `drained`: a stop lets rows go on no longer.
 
     `num_chunk_tokens` are those of all planned chunks; `fed` is the last one that was fed.
     `step_ns` is what a decode step took lately; 0: not known. `chunk_bytes_per_token` is what
@@ -117,6 +138,12 @@ class SchedulerState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chunk_bytes_per_token: int = 0
     step_ns: int = 0
     progress_ns: int = 0
+    lost: dict[int, int] = {}
+    found: dict[int, int] = {}
+    orphans: list[int] = []
+    keys: dict[str, str] = {}
+    remembered: dict[str, Remembered] = {}
+    drained: bool = False
 
     def find(self, request_id: str) -> Request | None:
         """The open request with this id."""

@@ -29,6 +29,7 @@ class Arrival:
 
     `num_suffix_tokens` at the prompt's end are the template's opening of the answer, which the next
     turn does not repeat. `keep_output`: a later prompt can hold this answer as it was put out.
+    The digests are those of `request_received` (journal/facts.py).
     """
 
     request_id: str
@@ -40,6 +41,10 @@ class Arrival:
     parameters: RequestParameters
     num_suffix_tokens: int = 0
     keep_output: bool = True
+    content_digest: str = ""
+    session_digest: str = ""
+    key_digest: str = ""
+    owner_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,18 @@ class Rejected:
     """The request is refused; the event says why, with its numbers. Answered after the commit."""
 
     event: RequestRejected
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The request is one that was sent before, and open or kept under this id: its answer is the
+    answer. Said after the commit.
+    """
+
+    request_id: str
+
+
+Judgement = Accepted | Rejected | Joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,7 @@ class StreamUpdate:
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    judgement: Accepted | Rejected | None = None
+    judgement: Judgement | None = None
     end: StreamEnd | None = None
     cut: bool = False
 
@@ -93,7 +110,7 @@ class RequestStream:
     request_id: str
     parameters: RequestParameters
     num_prompt_tokens: int
-    judgement: Accepted | Rejected | None = None
+    judgement: Judgement | None = None
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] | None = None
     end: StreamEnd | None = None
@@ -105,7 +122,7 @@ class RequestStream:
         """Unix time in seconds, as answers show it."""
         return self.parameters.created
 
-    async def judged(self) -> Accepted | Rejected:
+    async def judged(self) -> Judgement:
         """What was decided at arrival. Raises StreamCut when it ended before it was judged: the
         server stops, or its client was gone by then.
         """
@@ -209,13 +226,13 @@ class StreamHub:
             if stream is None:
                 continue
             stream.apply(update)
-            if stream.end is not None or isinstance(stream.judgement, Rejected):
+            if stream.end is not None or isinstance(stream.judgement, Rejected | Joined):
                 self.retire(stream)
 
     def retire(self, stream: RequestStream) -> None:
         """An ended stream stays for late readers, the newest `max_lingering` of them."""
         del self.open[stream.request_id]
-        if isinstance(stream.judgement, Rejected):
+        if isinstance(stream.judgement, Rejected | Joined):
             return
         self.ended[stream.request_id] = stream
         while len(self.ended) > self.max_lingering:

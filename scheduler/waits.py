@@ -9,6 +9,7 @@ import msgspec
 from journal.events import Limits
 from scheduler.admission import find_prefix
 from scheduler.draft import Draft
+from scheduler.leaving import NO_CLIENT
 from scheduler.memory import size_text
 from scheduler.request import Phase, Request
 from scheduler.resuming import (
@@ -29,6 +30,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     - model: it is of another model; capacity: this server's ceiling cannot hold it.
     - loading, stopping: the engine is not there yet, or takes nothing new.
     - operator: it was held by hand, and waits for its release.
+    - client: it has none, and waits for one that takes it up.
     - blocks: `request_id` is computing blocks that it needs too.
     - queue: `num_before` others go first. Held requests go before those that were never in the
       engine.
@@ -47,6 +49,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
         "loading",
         "stopping",
         "operator",
+        "client",
         "blocks",
         "queue",
         "rows",
@@ -68,9 +71,11 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int | None = None
 
 
-UNFIT = {
+NOBODY = Wait(reason="client", text="its client is lost, and nobody has come back for it")
+ASIDE = {
     "other_model": Wait(reason="model", text="it belongs to another model"),
     "exceeds_capacity": Wait(reason="capacity", text="this server's ceiling cannot hold it"),
+    NO_CLIENT: NOBODY,
 }
 LOADING = Wait(reason="loading", text="the model is loading")
 STOPPING = Wait(reason="stopping", text="the server is stopping")
@@ -89,7 +94,7 @@ def line_of(state: SchedulerState) -> dict[int, int]:
 
 def may_go_on(request: Request) -> bool:
     """Whether a held request waits for room, and for nothing else."""
-    return not request.hold and request.held_reason is None
+    return not request.stays_held
 
 
 def has_work(state: SchedulerState) -> bool:
@@ -131,7 +136,9 @@ def restoring(request: Request) -> Wait:
 def waiting(state: SchedulerState, request: Request, line: dict[int, int]) -> Wait:
     """Why a request without a row gets none: what lasts longest first."""
     if request.held_reason is not None:
-        return UNFIT[request.held_reason]
+        return ASIDE[request.held_reason]
+    if request.needs_client:
+        return NOBODY
     if request.hold:
         return HELD
     if state.stopping:

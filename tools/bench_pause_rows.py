@@ -18,8 +18,8 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from scheduler.engine.base import EngineLoaded, StartRow
 from scheduler.engine.fake import FakeEngine, FakeSource
 from scheduler.engine.fake_row import FakeCache, FakeRow, make_row
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.engine.model import ModelDescription
-from scheduler.settings import FakeSettings
 
 REPEATED_TOKENS = 2_048
 """The numbers of a layer come again after so many positions."""

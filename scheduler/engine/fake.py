@@ -53,10 +53,10 @@ from scheduler.engine.fake_row import (
     fake_token,
     make_row,
 )
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
 from scheduler.engine.model import ModelDescription
 from scheduler.memory import row_bytes
-from scheduler.settings import FakeSettings
 
 SIZES = {
     "context_tokens",

@@ -16,7 +16,7 @@ from scheduler.engine.base import (
     RunChunk,
 )
 from scheduler.engine.fake import FakeEngine
-from scheduler.settings import FakeSettings
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.simulation.cost import EngineCost
 from scheduler.simulation.store import SimulatedRestore
 from scheduler.simulation.timeline import Timeline

@@ -20,8 +20,8 @@ from scheduler.engine.base import (
     RunChunk,
 )
 from scheduler.engine.fake import FakeEngine, FakeSource
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.engine.model import ModelDescription
-from scheduler.settings import FakeSettings
 from tests.integration.http_server import TIMEOUT_S, RunningServer, running
 from tests.integration.kv_serving import recorded
 

@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 import api.body
 import api.gate
 from scheduler.engine.fake import FakeSource
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.engine.fake_tokenizer import FakeTokenizer
 from scheduler.engine.model import ModelDescription
 from scheduler.parameters import decode_parameters
 from scheduler.service import Saturated
-from scheduler.settings import FakeSettings
 from scheduler.streams import Arrival
 from tests.integration.http_server import running
 from tests.integration.test_http_clients import send

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from scheduler.engine.fake import FakeSource
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.engine.model import ModelDescription
-from scheduler.settings import FakeSettings
 from tests.integration.http_server import TIMEOUT_S, RunningServer, running
 
 CHAT = "/v1/chat/completions"

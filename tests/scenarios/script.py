@@ -243,6 +243,8 @@ FACTS: dict[str, Callable[..., AnyEvent]] = {
     "engine_failed": fail,
     "cancel_requested": lambda _, name: events.CancelRequested(request_id=name),
     "client_gone": lambda _, name: events.ClientGone(request_id=name),
+    "client_attached": lambda _, name: events.ClientAttached(request_id=name),
+    "drain_ended": lambda _: events.DrainEnded(),
     "server_stopping": lambda _: events.ServerStopping(reason="SIGTERM"),
     "blocks_named": about_blocks(events.BlocksNamed, first=0),
     "block_saved": about_blocks(events.BlockSaved, part="block", duration_ns=1),

@@ -22,9 +22,9 @@ from scheduler.engine.base import (
 )
 from scheduler.engine.fake import FakeEngine, fake_facts
 from scheduler.engine.fake_row import Failure
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
 from scheduler.parameters import SamplingParameters
-from scheduler.settings import FakeSettings
 
 FACTS: ModelFacts = fake_facts(FakeSettings(context_tokens=4096))
 SAMPLING = SamplingParameters(seed=1)

@@ -21,8 +21,8 @@ from scheduler.engine.base import (
 )
 from scheduler.engine.fake import FakeEngine, fake_facts
 from scheduler.engine.fake_row import Failure
+from scheduler.engine.fake_settings import FakeSettings
 from scheduler.parameters import SamplingParameters
-from scheduler.settings import FakeSettings
 from tests.tail_port import TailPort
 
 GONE = "the row is gone, has ended or has failed"

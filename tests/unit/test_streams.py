@@ -10,6 +10,7 @@ from scheduler.engine.base import TokenLogprobs
 from scheduler.parameters import RequestParameters, SamplingParameters
 from scheduler.streams import (
     Accepted,
+    Judgement,
     Rejected,
     RequestStream,
     StreamCut,
@@ -100,7 +101,7 @@ def test_an_answer_is_awaited() -> None:
         RequestRejected(request_id="req_b", reason="queue_full", numbers=None, num_waiting=9)
     )
 
-    async def answers() -> list[Accepted | Rejected]:
+    async def answers() -> list[Judgement]:
         taken, refused = stream_of("req_a"), stream_of("req_b")
         hub.add(taken)
         hub.add(refused)

@@ -29,6 +29,8 @@ CORE = tuple(
         "index_invariants",
         "leaving",
         "leases",
+        "orphans",
+        "adopting",
         "losses",
         "usage",
         "holding",
