@@ -13,7 +13,14 @@ from scheduler.draft import Draft, limits_of, model_of
 from scheduler.memory import capacity_numbers, row_bytes
 from scheduler.prefix import Match, match, state_bytes, state_every_tokens
 from scheduler.request import Phase, Request, order_of
-from scheduler.resuming import fits, head_of_paused, is_crowded, num_rows, reserve_bytes
+from scheduler.resuming import (
+    fits,
+    head_of_paused,
+    is_crowded,
+    num_rows,
+    reserve_bytes,
+    stays_held,
+)
 from scheduler.saving import kv_of, suffix_boundary
 from scheduler.state import SchedulerState
 from scheduler.usage import memory_of, rows_bytes
@@ -117,9 +124,9 @@ def admit(state: SchedulerState, draft: Draft) -> None:
     num_passed = 0
     waiting = sorted(state.waiting + draft.back) if draft.back else state.waiting
     for number in chain(waiting, draft.queued):
-        if number in draft.ended:
-            continue
         request = state.requests[number]
+        if number in draft.ended or stays_held(draft, request):
+            continue
         max_tokens = draft.queued.get(number, request.max_tokens)
         if is_crowded(state, draft, request, request.num_prompt_tokens + max_tokens):
             return

@@ -52,6 +52,10 @@ def client_attached(state: SchedulerState, event: events.ClientAttached) -> None
     request = state.find(event.request_id)
     if request is not None:
         has_client(state, request)
+        return
+    finished = state.remembered.get(event.request_id)
+    if finished is not None and not finished.key_digest:
+        del state.remembered[event.request_id]  # it has been read: an equal request is a new one
 
 
 def request_adopted(state: SchedulerState, event: events.RequestAdopted) -> None:
@@ -123,7 +127,7 @@ def server_started(state: SchedulerState, request: Request) -> None:
         state.found[number] = now_ns
     else:
         request.needs_client |= limits.on_restart == "hold"
-        if not request.key_digest:
+        if request.needs_client or not request.key_digest:
             state.found[number] = now_ns + limits.restart_grace_ns
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from journal import events
 from scheduler.draft import Draft, Staying, limits_of, model_of
+from scheduler.leaving import NO_CLIENT
 from scheduler.memory import row_bytes, rows_capacity_bytes
 from scheduler.pausing import unpinned
 from scheduler.prefix import Match, match, state_bytes
@@ -133,7 +134,7 @@ def head_of_paused(state: SchedulerState, draft: Draft) -> Request | None:
 def stays_held(draft: Draft, request: Request) -> bool:
     """Whether it does not go on though there is room. Who is adopted in this step has a client."""
     if request.number in draft.adopted:
-        return request.hold or request.held_reason is not None
+        return request.hold or request.held_reason not in (None, NO_CLIENT)
     return request.stays_held
 
 

@@ -222,6 +222,8 @@ class Sensors:
         request_id = fact.request_id
         if request_id in state.numbers or is_among(request_id, collected.arrivals):
             return [fact]
+        if isinstance(fact, events.ClientAttached) and request_id in state.remembered:
+            return [fact]
         return []
 
     def take_result(
