@@ -11,6 +11,7 @@ from scheduler.state import STATE_VERSION, SchedulerState
 from tests.unit.core_driver import CoreDriver, kinds, request_in
 from tests.unit.hold_lives import busy_with_holds
 from tests.unit.kv_driver import busy_with_blocks
+from tests.unit.orphan_lives import busy_with_clients
 
 
 def carried(state: SchedulerState) -> events.StateCarried:
@@ -39,7 +40,7 @@ def busy() -> CoreDriver:
 
 
 def test_every_kind_is_folded() -> None:
-    drivers = (busy(), busy_with_blocks(), *busy_with_holds())
+    drivers = (busy(), busy_with_blocks(), *busy_with_holds(), *busy_with_clients())
     seen = {kind for d in drivers for kind in kinds([record.event for record in d.records])}
     assert seen == set(events.KINDS) - {"state_carried"}
     for driver in drivers:
@@ -110,7 +111,8 @@ def test_second_chunk_at_a_time_is_refused() -> None:
 
 
 def test_state_survives_its_codec() -> None:
-    states = [busy().state, busy_with_blocks().state, *(d.state for d in busy_with_holds())]
+    busy_with_requests = [*busy_with_holds(), *busy_with_clients()]
+    states = [busy().state, busy_with_blocks().state, *(d.state for d in busy_with_requests)]
     for state in states:
         assert msgspec.json.decode(msgspec.json.encode(state), type=SchedulerState) == state
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=SchedulerState) == state

@@ -16,8 +16,9 @@ from tests.unit.core_driver import LIMITS, CoreDriver, engine_ready, request_in
 from tests.unit.hold_driver import hold_limits
 from tests.unit.hold_lives import busy_with_holds
 from tests.unit.kv_driver import busy_with_blocks, ready
+from tests.unit.orphan_lives import busy_with_clients
 
-ABOUT_BLOCKS = (
+WITHOUT_A_MOVE = (
     events.BlockSavePlanned,
     events.BlocksEvicted,
     events.TierShrunk,
@@ -26,8 +27,9 @@ ABOUT_BLOCKS = (
     events.ChainPinned,
     events.KvDropped,
     events.ChainUnpinned,
+    events.RequestAdopted,
 )
-"""Decisions about blocks and memory, which leave every request in its phase."""
+"""Decisions about blocks, memory and clients, which leave every request in its phase."""
 PAIRS = sorted(product(Phase, events.KINDS), key=str)
 
 
@@ -63,6 +65,7 @@ def test_every_end_has_one_kind_of_its_own() -> None:
         "request_cancelled": Phase.CANCELLED,
         "request_aborted": Phase.ABORTED,
         "request_rejected": Phase.REJECTED,
+        "request_joined": Phase.JOINED,
     }
 
 
@@ -119,7 +122,7 @@ def about(state: SchedulerState, event: events.AnyEvent) -> list[int]:
             return [n for n, count in zip(event.numbers, event.counts, strict=True) if count]
         case events.ChainRestored():
             return [event.number] if event.number in state.requests else []
-        case _ if isinstance(event, ABOUT_BLOCKS):
+        case _ if isinstance(event, WITHOUT_A_MOVE):
             return []
         case _ if type(event) in events.DECISIONS:
             return [state.numbers[getattr(event, "request_id", "")]]
@@ -129,7 +132,7 @@ def about(state: SchedulerState, event: events.AnyEvent) -> list[int]:
 
 def test_table_lists_what_happens_and_nothing_else() -> None:
     lives = [*lives_of(1), *lives_of(600), busy_with_blocks().records]
-    lives += [driver.records for driver in busy_with_holds()]
+    lives += [driver.records for driver in (*busy_with_holds(), *busy_with_clients())]
     seen = {move for life in lives for move in moves(life)}
     assert seen == {(phase, kind, after) for (phase, kind), after in TRANSITIONS.items()}
 
@@ -173,6 +176,7 @@ def come_into(driver: CoreDriver, phase: Phase) -> None:
 DECISIONS: list[events.AnyEvent] = [
     events.RequestQueued(request_id="a", max_tokens=10, num_waiting=0),
     events.RequestRejected(request_id="a", reason="queue_full", numbers=None, num_waiting=0),
+    events.RequestJoined(request_id="a", number=1, joined_id="b", by="content"),
     events.RequestAdmitted(
         request_id="a",
         number=1,
@@ -240,7 +244,7 @@ DECISIONS: list[events.AnyEvent] = [
 
 
 def test_list_of_decisions_is_whole() -> None:
-    about_requests = [kind for kind in events.DECISIONS if kind not in ABOUT_BLOCKS]
+    about_requests = [kind for kind in events.DECISIONS if kind not in WITHOUT_A_MOVE]
     assert {type(decision) for decision in DECISIONS} == set(about_requests)
     assert len(DECISIONS) == len(about_requests)
 

@@ -25,6 +25,7 @@ def test_small_table() -> None:
         "    cancelled --> [*]",
         "    aborted --> [*]",
         "    rejected --> [*]",
+        "    joined --> [*]",
     ]
 
 
