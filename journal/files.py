@@ -15,10 +15,20 @@ def journal_file(path: Path) -> Path:
     return path if path.suffix == ".db" and not path.is_dir() else path / NAME
 
 
+def make_durable_folder(folder: Path) -> None:
+    """Makes the folder of a journal (0700) where it is missing, and those above it, each durable in
+    the one above it: what is in them is lost with them. Raises OSError.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for made in reversed(missing):
+        flush(made.parent)
+
+
 def make_folder(file: Path) -> None:
-    """Makes the folder of a journal (0700) where it is missing. Raises JournalError."""
+    """Makes the folder of a journal where it is missing. Raises JournalError."""
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_durable_folder(file.parent)
     except OSError as error:
         raise unwritable(file.parent, error) from error
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from api.settings import BACKLOG
+from journal.files import make_durable_folder
 from scheduler.engine.model import ModelError, ModelSource
 from scheduler.engine.models import resolve
 from scheduler.kvcache.naming import KEY_FILE, KeyDamaged, read_key
@@ -163,7 +164,7 @@ def make_state_folder(state: Path) -> None:
     """The state folder, for its owner only, proven to be writable. Raises StartError."""
     probe = state / f".probe-{os.getpid()}"
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_durable_folder(state)
         probe.touch(mode=0o600)
         probe.unlink()
     except OSError as error:
