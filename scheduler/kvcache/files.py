@@ -68,8 +68,12 @@ class OsFiles:
             return
         self.make_folder(folder.parent)
         with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
+            self.make_one_folder(folder)
         self.flush_folder(folder.parent)
+
+    def make_one_folder(self, folder: Path) -> None:
+        """Makes a folder in one that is there."""
+        folder.mkdir(mode=0o700)
 
     def create(self, path: Path) -> int:
         """A new file to write to. Never opens one that is there."""

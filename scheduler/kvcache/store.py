@@ -86,6 +86,7 @@ class BlockStore:
         self.folder = folder
         self.files = files or OsFiles()
         self._reserve_bytes = reserve_bytes
+        self._durable: set[Path] = set()
         self._sweeping = threading.Lock()
         self._written: set[str] | None = None
 
@@ -202,7 +203,22 @@ class BlockStore:
         with self._sweeping:
             if self._written is not None:
                 self._written.add(path)
-        write_whole(self.files, self.folder / path, buffers)
+        whole = self.folder / path
+        self._keep_folders(whole.parent)
+        write_whole(self.files, whole, buffers)
+
+    def _keep_folders(self, folder: Path) -> None:
+        """Makes the folders down to this one, and each of their names durable.
+
+        A folder that is there is not enough: the thread that made it may still have to flush the
+        one above it, or its process has died before that. So this process does it once itself.
+        """
+        inside = [above for above in folder.parents if above.is_relative_to(self.folder)]
+        for each in (*reversed(inside), folder):
+            if each not in self._durable or not each.is_dir():
+                self.files.make_folder(each)
+                self.files.flush_folder(each.parent)
+                self._durable.add(each)
 
     def _keep_reserve(self, num_bytes: int) -> None:
         free = self.free_bytes()
