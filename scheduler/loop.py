@@ -4,7 +4,7 @@ A step is: collect facts, fold them, decide, commit, fold the decisions, perform
 is performed carries the seq of a committed event; a step without facts is not taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import structlog
@@ -13,7 +13,7 @@ from journal import events
 from journal.crashpoints import reach, reach_kinds
 from journal.database import Durability
 from journal.errors import JournalFull
-from journal.events import Decision, Record
+from journal.events import Decision, Fact, Record
 from journal.journal import Journal
 from journal.place import Position, place
 from journal.tokens import NO_ROWS, SideRows
@@ -35,7 +35,8 @@ from scheduler.state import STATE_VERSION
 from scheduler.streams import Accepted, Joined, Rejected, StreamEnd
 from scheduler.waits import has_work
 
-LASTING = (events.RequestFinished, events.ChainPinned)
+LASTING = (events.RequestFinished, events.ChainPinned, events.ServerStarted)
+REMOVING = (events.ChainUnpinned, events.BlocksEvicted)
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +83,7 @@ class Loop:
         self.engine: Engine | None = None
         self.kv: KvStore | None = None
         self.full = False
+        self.unpinned = False
         self.last_step_ns = self.clock.monotonic_ns()
         self.had_work = False
         self.snapshot_seq = recovered.snapshot_seq
@@ -131,7 +133,7 @@ class Loop:
         assert len(collected.facts) + len(decisions) <= MAX_EVENTS, "a step is bounded"
         reach_kinds("commit.before.", (*collected.facts, *decisions))
         side = side_rows(collected, decisions)
-        durability = self.durability(decisions)
+        durability = self.durability([*collected.facts, *decisions])
         while True:
             try:
                 records = self.journal.commit(
@@ -147,11 +149,18 @@ class Loop:
                 reach_kinds("commit.after.", (*collected.facts, *decisions))
                 return records
 
-    def durability(self, decisions: list[Decision]) -> Durability:
+    def durability(self, step: Sequence[Fact | Decision]) -> Durability:
         """An end must survive the machine's death: its client may act on it. So must a pinned
         chain: the row that it stands for is let go.
+
+        Nor may the journal come back with a pin whose file is gone. So an unpinning must survive
+        before anything that was pinned is removed: by this step, by a later one, or by the sweep
+        of a start, which trusts what the run before has committed.
         """
-        if any(isinstance(decision, LASTING) for decision in decisions):
+        self.unpinned |= any(isinstance(event, events.ChainUnpinned) for event in step)
+        removes = self.unpinned and any(isinstance(event, REMOVING) for event in step)
+        if removes or any(isinstance(event, LASTING) for event in step):
+            self.unpinned = False
             return "power"
         return self.settings.journal.durability
 

@@ -161,8 +161,8 @@ def test_an_end_survives_the_machine_and_a_token_the_process() -> None:
     driver = LoopDriver()
     driver.submit("hello", 5)
     driver.run_until_idle()
-    assert driver.memory.commits["power"] == 1
-    assert driver.memory.commits["process"] == driver.state.step - 1
+    assert driver.memory.commits["power"] == 2, "the start of the run, and the end"
+    assert driver.memory.commits["process"] == driver.state.step - 2
 
 
 def test_a_chain_that_stands_for_a_row_survives_the_machine() -> None:
