@@ -33,6 +33,7 @@ from scheduler.keptfiles import (
 )
 from scheduler.kvcache.codec import BlockCodec, UnsupportedCache
 from scheduler.kvcache.fileformat import Tensor
+from scheduler.kvcache.files import Files
 from scheduler.kvcache.leftovers import Leftovers
 from scheduler.kvcache.naming import (
     KEY_FILE,
@@ -65,7 +66,7 @@ log = structlog.get_logger(__name__)
 
 class KvStore:
     """See the module's text. Made before the model is loaded; `describe` says what its blocks are
-    called.
+    called. `files` are the operating system's, unless a test gives others.
     """
 
     def __init__(
@@ -77,13 +78,14 @@ class KvStore:
         block_tokens: int,
         fingerprint: str,
         deliver: Callable[[Fact], None],
+        files: Files | None = None,
     ) -> None:
         self.settings = settings
         self.codec = codec
         self.block_tokens = block_tokens
         self.fingerprint = fingerprint
         self.deliver = deliver
-        files = default_files()
+        files = files or default_files()
         self.secret = load_key(state_folder / KEY_FILE, files).secret
         self.store = BlockStore(state_folder / "kv", files, settings.reserve_bytes)
         self.leftovers = Leftovers(self.store)
