@@ -1,6 +1,8 @@
 """`fermata journal`: its commands."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -23,3 +25,17 @@ def journal_verify(journal: JournalArgument) -> None:
     from tools import journal_info as command
 
     sys.exit(command.verify(journal))
+
+
+@journal_app.command("backup")
+def journal_backup(
+    journal: JournalArgument,
+    file: Annotated[Path, typer.Argument(help="The backup, a file that ends in .db.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
+) -> None:
+    """Copy a journal, while its server runs or without one, and verify the copy. Exit status 1: the
+    journal is not sound, 2: it cannot be read, or the copy cannot be written.
+    """
+    from tools import backup as command
+
+    sys.exit(command.run(journal, file, force=force))

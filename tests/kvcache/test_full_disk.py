@@ -1,13 +1,7 @@
 """A real file system that fills up, where one may be mounted; the others use a quota."""
 
-import os
 import queue
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from scheduler.kvcache.files import OsFiles
 from scheduler.kvcache.store import BlockStore, Saved, SaveFailed
@@ -16,19 +10,6 @@ from tests.kvcache.pieces import block, files_below, piece
 
 DISK_BYTES = 2**20
 PIECE_BYTES = 100_000
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """An empty file system of 1 MiB."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux may mount a file system")
-    mount = ("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(tmp_path))
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
-    yield tmp_path
-    subprocess.run(("umount", "-l", str(tmp_path)), check=True)
 
 
 def test_saving_stops_when_the_disk_is_full_and_returns_with_space(small_disk: Path) -> None:
