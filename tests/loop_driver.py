@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -84,11 +85,16 @@ class LoopDriver:
         self.open()
 
     def submit(
-        self, text: str, max_tokens: int | None = 8, sampling: SamplingParameters = SAMPLING
+        self,
+        text: str,
+        max_tokens: int | None = 8,
+        sampling: SamplingParameters = SAMPLING,
+        content_digest: str = "",
     ) -> RequestStream:
         """A request, which the next step looks at."""
         self.num_requests += 1
         arrival = arrival_of(f"req_{self.num_requests:026}", text, max_tokens, sampling)
+        arrival = replace(arrival, content_digest=content_digest)
         stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
         self.hub.add(stream)
         self.sensors.arrive(arrival)

@@ -150,16 +150,25 @@ def resume(
 
 @app.command()
 def replay(
-    journal: Annotated[Path, typer.Argument(help="A state folder, or a journal's file.")],
+    journal: JournalArgument,
+    *,
+    until: Annotated[int | None, typer.Option(help="Stop after this step.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the state there.")] = False,
+    request: Annotated[
+        str | None, typer.Option(help="Print the life of this request, and decide nothing.")
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Decide a journal again, and show where it comes out differently.
 
-    Exit status: 0 without divergence, 1 with one, 2 for a journal that cannot be read, 3 when only
-    runs of another policy version differ.
+    Exit status: 0 without divergence, 1 with one, 2 for a journal that cannot be read and a step or
+    request that is not in it, 3 when only runs of another policy version differ.
     """
     from tools import replay as command
 
-    sys.exit(command.run(journal))
+    if request is not None:
+        sys.exit(command.run_life(journal, request, as_json=as_json))
+    sys.exit(command.run(journal, command.Wanted(until, show, as_json)))
 
 
 cache_app = typer.Typer(help="Look after saved KV.", no_args_is_help=True)

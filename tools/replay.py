@@ -1,79 +1,142 @@
-"""`fermata replay`: decides a journal again and says where it comes out differently."""
+"""`fermata replay`: decides a journal again and says where it comes out differently; or shows what
+the journal had come to at a step, or the life of one request.
+"""
 
 import sys
 from collections.abc import Iterator
-from difflib import SequenceMatcher
-from itertools import zip_longest
+from dataclasses import dataclass
+from itertools import chain, takewhile
 from pathlib import Path
 
 import msgspec
 
 from journal.errors import JournalError
-from journal.events import Decision
+from journal.events import Record
 from journal.reader import JournalReader
+from scheduler.policy import POLICY_VERSION
+from scheduler.recovery import code_digest
 from scheduler.replay import Divergence, Replay
+from scheduler.views import ServerView, view_server
+from tools.replay_life import Life, NoSuchRequest, find_request, life_of
+from tools.replay_text import lines_of, lines_of_life, lines_of_state
 
 SAME, DIFFERENT, UNUSABLE, OTHER_POLICY = 0, 1, 2, 3
 
 
-def run(path: Path) -> int:
-    """Prints each divergence and, last, the counts. Returns the exit status: 0 without divergence,
-    1 with one, 2 for a journal that cannot be read, 3 when only runs of another policy differ.
+class NoSuchStep(Exception):
+    """The journal has no such step. One line."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay came to, for programs. `policy_version` and `code_digest` are this release's;
+    those of a divergence are what its run recorded.
+    """
+
+    steps: int
+    decisions: int
+    divergences: list[Divergence]
+    policy_version: int
+    code_digest: str
+    state: ServerView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Through which step, whether the state there is shown, and whether programs read it."""
+
+    until: int | None = None
+    show: bool = False
+    as_json: bool = False
+
+
+def run(path: Path, wanted: Wanted) -> int:
+    """Prints each divergence, the state if it is wanted, and last the counts. Returns the exit
+    status: 0 without divergence, 1 with one, 2 for a journal that cannot be read and a step that is
+    not in it, 3 when only runs of another policy differ.
     """
     try:
         with JournalReader.open(path) as reader:
-            return print_replay(Replay(reader.read()))
-    except JournalError as error:
-        print(f"fermata replay: {error}", file=sys.stderr)
-        return UNUSABLE
+            return print_replay(Replay(read(reader, wanted.until)), wanted)
+    except (JournalError, NoSuchStep) as error:
+        return unusable(error)
 
 
-def print_replay(replay: Replay) -> int:
-    """The replay as text, and its exit status."""
-    status, num_divergences = SAME, 0
+def run_life(path: Path, given: str, *, as_json: bool) -> int:
+    """Prints the life of one request. Returns 0, or 2 for a journal that cannot be read and a
+    request that is not in it.
+    """
+    try:
+        with JournalReader.open(path) as reader:
+            life = life_of(reader.read(), find_request(reader, given))
+    except (JournalError, NoSuchRequest) as error:
+        return unusable(error)
+    print_life(life, as_json=as_json)
+    return SAME
+
+
+def print_life(life: Life, *, as_json: bool) -> None:
+    """The life as text, or as one JSON object."""
+    print(msgspec.json.encode(life).decode() if as_json else "\n".join(lines_of_life(life)))
+
+
+def unusable(error: Exception) -> int:
+    """One line on stderr, and its exit status."""
+    print(f"fermata replay: {error}", file=sys.stderr)
+    return UNUSABLE
+
+
+def read(reader: JournalReader, until: int | None) -> Iterator[Record]:
+    """The records through a step; all of them without one. Raises NoSuchStep for a step before the
+    journal's first.
+    """
+    records = reader.read()
+    first = next(records, None)
+    if first is None:
+        return iter(())
+    if until is None:
+        return chain((first,), records)
+    if until < first.step:
+        raise NoSuchStep(f"the journal begins with step {first.step}: there is no step {until}")
+    return takewhile(lambda record: record.step <= until, chain((first,), records))
+
+
+def print_replay(replay: Replay, wanted: Wanted | None = None) -> int:
+    """The replay as text, or as one JSON object, and its exit status. Raises NoSuchStep when the
+    journal ends before the step that is wanted.
+    """
+    wanted = wanted or Wanted()
+    status = SAME
+    found: list[Divergence] = []
     for divergence in replay.divergences():
-        num_divergences += 1
-        print("\n".join(lines_of(divergence)))
-        if not divergence.of_other_policy:
-            status = DIFFERENT
-        elif status == SAME:
-            status = OTHER_POLICY
-    print(
-        f"{replay.num_steps} steps, {replay.num_decisions} decisions, {num_divergences} divergences"
-    )
+        found.append(divergence)
+        status = worse(status, divergence)
+        if not wanted.as_json:
+            print("\n".join(lines_of(divergence)))
+    state = replay.state
+    broken = bool(found) and bool(found[-1].problem)
+    if wanted.until is not None and state.step < wanted.until and not broken:
+        raise NoSuchStep(f"the journal ends with step {state.step}: there is no {wanted.until}")
+    view = view_server(state, state.now_ns) if wanted.show else None
+    if wanted.as_json:
+        report = Report(
+            steps=replay.num_steps,
+            decisions=replay.num_decisions,
+            divergences=found,
+            policy_version=POLICY_VERSION,
+            code_digest=code_digest(),
+            state=view,
+        )
+        print(msgspec.json.encode(report).decode())
+        return status
+    if view is not None:
+        print("\n".join(lines_of_state(view)))
+    counts = f"{replay.num_steps} steps, {replay.num_decisions} decisions"
+    print(f"{counts}, {len(found)} divergences")
     return status
 
 
-def lines_of(divergence: Divergence) -> list[str]:
-    """What was decided then and what would be now; equal decisions are left out."""
-    policy = f" by policy {divergence.policy_version}" if divergence.of_other_policy else ""
-    lines = [f"run {divergence.run_id}, step {divergence.step}{policy}:"]
-    for recorded, expected in differing(divergence):
-        lines += [f"  recorded {text_of(recorded)}", f"  expected {text_of(expected)}"]
-        if recorded and expected and type(recorded) is type(expected):
-            lines.append(f"  they differ in {', '.join(differing_fields(recorded, expected))}")
-    return lines + ([f"  {divergence.problem}"] if divergence.problem else [])
-
-
-def differing(divergence: Divergence) -> Iterator[tuple[Decision | None, Decision | None]]:
-    """What was recorded and what would stand in its place. One decision more or less does not make
-    those behind it differ.
-    """
-    recorded, expected = divergence.recorded, divergence.expected
-    matcher = SequenceMatcher(None, recorded, expected, autojunk=False)
-    for tag, begin, end, expected_begin, expected_end in matcher.get_opcodes():
-        if tag != "equal":
-            yield from zip_longest(recorded[begin:end], expected[expected_begin:expected_end])
-
-
-def differing_fields(recorded: Decision, expected: Decision) -> list[str]:
-    """The names of the fields in which two decisions of one kind differ."""
-    names = recorded.__struct_fields__
-    return [name for name in names if getattr(recorded, name) != getattr(expected, name)]
-
-
-def text_of(decision: Decision | None) -> str:
-    """A decision in one line, as the journal has it."""
-    if decision is None:
-        return "nothing"
-    return msgspec.json.encode(decision, order="deterministic").decode()
+def worse(status: int, divergence: Divergence) -> int:
+    """The exit status once this divergence is known too."""
+    if not divergence.of_other_policy:
+        return DIFFERENT
+    return OTHER_POLICY if status == SAME else status

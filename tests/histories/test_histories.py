@@ -75,7 +75,7 @@ def test_a_history_is_decided_the_same_again(
 ) -> None:
     found = faults(read(file))
     assert not found, say(file.stem, found)
-    assert command.run(file) in (command.SAME, command.OTHER_POLICY)
+    assert command.run(file, command.Wanted()) in (command.SAME, command.OTHER_POLICY)
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"{read(file)[-1].step} steps, ")
 
 

@@ -14,11 +14,14 @@ from journal import events
 from journal.events import AnyEvent, Record
 from scheduler.engine.fake_row import Failure
 from scheduler.policy import POLICY_VERSION
+from scheduler.recovery import code_digest
 from scheduler.replay import Divergence, Replay
 from tests.histories import simulated
 from tests.loop_driver import LoopDriver, settings_of
 from tests.unit.kv_driver import busy_with_blocks
 from tools import replay as command
+from tools.replay_life import life_of
+from tools.replay_text import lines_of, lines_of_life
 
 LONG = "a prompt of many chunks " * 20
 
@@ -28,11 +31,12 @@ def records() -> list[Record]:
     """A journal in which there is something of everything."""
     driver = LoopDriver(settings=settings_of(scheduler__max_rows=2, scheduler__chunk_tokens=100))
     driver.engine.failures = [Failure(2, "decode", at=3)]
-    streams = [driver.submit(text, 20) for text in ("a", LONG, "c", "d")]
+    streams = [driver.submit(text, 20, content_digest=text) for text in ("a", LONG, "c", "d")]
     driver.run_until(lambda: len(streams[1].tokens) > 5)
     driver.restart()
     driver.sensors.wish(events.CancelRequested(request_id=streams[3].request_id))
     driver.submit("too much", 10**6)
+    driver.submit("c", 20, content_digest="c")  # its client comes back
     driver.run_until_idle()
     return list(driver.journal.read())
 
@@ -137,7 +141,7 @@ def test_runs_of_another_policy_are_told_apart(
     assert command.print_replay(Replay(records)) == 3
     monkeypatch.setattr("scheduler.admission.MAX_ADMISSIONS", 32)
     assert command.print_replay(Replay(records)) == 0
-    assert f"by policy {POLICY_VERSION}" in capsys.readouterr().out
+    assert f"recorded by policy {POLICY_VERSION}, code " in capsys.readouterr().out
 
 
 def test_the_command_prints_each_divergence_and_the_counts(
@@ -147,15 +151,20 @@ def test_the_command_prints_each_divergence_and_the_counts(
     event = msgspec.structs.replace(records[place].event, num_waiting=99)
     assert command.print_replay(Replay(changed(records, place, event))) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"run 1, step {records[place].step}:"
-    assert '"num_waiting":99' in lines[1]
-    assert '"num_waiting":0' in lines[2]
+    assert lines[0].startswith(f"run 1, step {records[place].step}, at ")
+    assert lines[1].startswith(f"  recorded by policy {POLICY_VERSION}, code ")
+    assert lines[2] == f"  expected by policy {POLICY_VERSION}, code {code_digest()[:12]}"
+    assert lines[3].split() == ["request_queued", "recorded", "expected"]
+    assert [line.split() for line in lines if line.startswith("  *")] == [
+        ["*", "num_waiting", "99", "0"]
+    ]
+    assert "  they differ in num_waiting" in lines
+    state = lines[lines.index("  decided on:") + 1 : -1]
+    assert state[0].startswith(f"    step {records[place].step} of run 1, at ")
+    assert state[2].startswith("    requests: ")
     steps = records[-1].step
     decisions = sum(record.source == "decision" for record in records)
-    assert lines[3:] == [
-        "  they differ in num_waiting",
-        f"{steps} steps, {decisions} decisions, 1 divergences",
-    ]
+    assert lines[-1] == f"{steps} steps, {decisions} decisions, 1 divergences"
 
 
 def test_the_command_shows_which_rung_comes_out_differently(
@@ -164,13 +173,15 @@ def test_the_command_shows_which_rung_comes_out_differently(
     replay = Replay(simulated.every_rung().journal.read())
     monkeypatch.setattr("scheduler.relief.MAX_COOLED", 1)
     assert command.print_replay(replay) == 1
-    head, recorded, expected, fields, counts = capsys.readouterr().out.splitlines()
-    assert head.startswith("run 1, step ")
-    assert recorded.startswith('  recorded {"kind":"tier_shrunk"')
-    assert expected.startswith('  expected {"kind":"tier_shrunk"')
-    assert len(expected) < len(recorded)
-    assert fields == "  they differ in hashes, freed_bytes"
-    assert counts.endswith(" decisions, 1 divergences")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split() == ["tier_shrunk", "recorded", "expected"]
+    assert [line.split()[1] for line in lines if line.startswith("  *")] == [
+        "hashes",
+        "freed_bytes",
+    ]
+    assert "  they differ in hashes, freed_bytes" in lines
+    assert any("in use of" in line for line in lines), "the state that led there"
+    assert lines[-1].endswith(" decisions, 1 divergences")
 
 
 def test_a_decision_that_would_come_before_others_is_shown_alone(
@@ -182,8 +193,26 @@ def test_a_decision_that_would_come_before_others_is_shown_alone(
         assert len(decided) >= 3
         shorter = tuple(decided[1:])
         found = Divergence(1, step, POLICY_VERSION, expected=tuple(decided), recorded=shorter)
-        shown = [line.split('"')[0] for line in command.lines_of(found)]
-        assert shown == [f"run 1, step {step}:", "  recorded nothing", "  expected {"]
+        shown = [line.split('"')[0] for line in lines_of(found)]
+        assert shown[3:] == ["  recorded nothing", "  expected {"]
+
+
+def test_a_life_is_what_the_journal_says_of_one_request(records: list[Record]) -> None:
+    life = life_of(iter(records), f"req_{2:026}")
+    phases = [moment.phase for moment in life.moments]
+    kinds = [moment.kind for moment in life.moments]
+    assert kinds[:3] == ["request_received", "request_queued", "request_admitted"]
+    assert kinds[-2:] == ["request_finished", "kv_freed"]
+    assert phases[-2:] == ["finished", "finished"]
+    assert kinds.count("server_started") == 1, "the restart put it back into the queue"
+    assert phases[kinds.index("server_started")] == "waiting"
+    assert sum(moment.num_tokens for moment in life.moments) == 20
+    assert sum(moment.num_steps for moment in life.moments) == 20
+    starts = [m.numbers["start"] for m in life.moments if m.kind == "prefill_chunk_planned"]
+    assert starts[0] == 0
+    text = lines_of_life(life)
+    assert len(text) == len(kinds) + 2
+    assert "request_finished" in text[-2]
 
 
 def run_command(*arguments: str) -> tuple[int, str, str]:
@@ -204,6 +233,31 @@ def test_the_command_reads_a_folder_or_a_file(state_folder: Path, name: str) -> 
     status, out, err = run_command(str(state_folder / name))
     assert (status, err) == (0, "")
     assert re.fullmatch(r"\d+ steps, \d+ decisions, 0 divergences\n", out)
+    driver.journal.close()
+
+
+def test_the_state_at_a_step_and_a_life_as_text_and_json(state_folder: Path) -> None:
+    driver = LoopDriver(state_folder)
+    stream = driver.submit("hello", 5)
+    driver.run_until(lambda: len(stream.tokens) == 2)
+    step = driver.state.step
+    driver.run_until_idle()
+    last = driver.state.step
+    status, out, _ = run_command(str(state_folder), "--until", str(step), "--show")
+    assert status == 0
+    assert "requests: 1 decoding; batch 1 of 1 rows" in out
+    assert f"{step} steps, " in out.splitlines()[-1]
+    status, out, _ = run_command(str(state_folder), "--until", str(step), "--show", "--json")
+    shown = msgspec.json.decode(out)
+    assert (shown["steps"], shown["divergences"]) == (step, [])
+    assert shown["state"]["requests"][0]["num_output_tokens"] == 2
+    status, out, _ = run_command(str(state_folder), "--request", "000", "--json")
+    assert msgspec.json.decode(out)["moments"][-1]["phase"] == "finished"
+    for wrong in (("--until", str(last + 1)), ("--until", "0"), ("--request", "req_x")):
+        status, out, err = run_command(str(state_folder), *wrong)
+        assert (status, out) == (2, "")
+        assert err.startswith("fermata replay: the journal ")
+        assert err.count("\n") == 1
     driver.journal.close()
 
 
