@@ -7,7 +7,9 @@ from journal.database import Run
 from journal.rows import Changes
 from journal.statements import (
     DELETE_PIN,
+    PUT_ADOPTION,
     PUT_MINUTE,
+    PUT_ORPHAN,
     PUT_PAUSE,
     PUT_PIN,
     PUT_REQUEST,
@@ -24,6 +26,8 @@ def write_changes(run: Run, changes: Changes) -> None:
         (PUT_MINUTE, changes.minutes),
         (PUT_PAUSE, changes.pauses),
         (PUT_SAMPLE, changes.samples),
+        (PUT_ORPHAN, changes.orphans),
+        (PUT_ADOPTION, changes.adoptions),
     ):
         if rows:
             run(statement, [msgspec.structs.astuple(row) for row in rows.values()])

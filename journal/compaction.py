@@ -45,6 +45,8 @@ _COPIED_TABLES = (
     "block",
     "pause",
     "pin",
+    "orphan",
+    "adoption",
     "alembic_version",
 )
 _EMPTY_TABLES = ("events", "step_tokens", "snapshots", "carried_rows", "memory_sample")

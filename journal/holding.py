@@ -307,6 +307,11 @@ def forget_row(row: RequestRow) -> None:
     row.num_prefilled_tokens = 0
 
 
+def is_empty(row: RequestRow) -> bool:
+    """Whether nothing of the prompt has come into the request's row yet."""
+    return not (row.num_memory_tokens or row.num_disk_tokens or row.num_prefilled_tokens)
+
+
 def count_prefilled(row: RequestRow, num_cached_tokens: int) -> None:
     """Its row holds so many tokens: what of the prompt was not restored has been computed."""
     restored = row.num_memory_tokens + row.num_disk_tokens

@@ -13,7 +13,17 @@ from journal.journal import KEPT_SNAPSHOTS
 from journal.place import Position, Positioned, place
 from journal.projections import Projection
 from journal.queries import Output
-from journal.rows import Changes, MinuteRow, PauseRow, PinRow, RequestRow, RunRow, SampleRow
+from journal.rows import (
+    AdoptionRow,
+    Changes,
+    MinuteRow,
+    OrphanRow,
+    PauseRow,
+    PinRow,
+    RequestRow,
+    RunRow,
+    SampleRow,
+)
 from journal.tokens import ID_BYTES, NO_ROWS, Logprobs, SideRows, unpack_ids
 
 
@@ -33,6 +43,8 @@ class MemoryJournal(Positioned):
         self.pauses: dict[int, PauseRow] = {}
         self.pins: dict[int, PinRow] = {}
         self.samples: dict[int, SampleRow] = {}
+        self.orphans: dict[tuple[int, int], OrphanRow] = {}
+        self.adoptions: dict[int, AdoptionRow] = {}
         self._records: list[Record] = []
         self._prompts: dict[str, bytes] = {}
         self._parameters: dict[str, bytes] = {}
@@ -81,6 +93,8 @@ class MemoryJournal(Positioned):
         self.minutes.update(changes.minutes)
         self.pauses.update(changes.pauses)
         self.samples.update(changes.samples)
+        self.orphans.update(changes.orphans)
+        self.adoptions.update(changes.adoptions)
         for number, pin in changes.pins.items():
             self.pins.pop(number, None)
             if pin is not None:

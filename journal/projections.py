@@ -9,8 +9,9 @@ is over. So a decode step costs no row, and after a crash the steps behind the n
 
 from journal import events
 from journal.blocks import Used, changes_of
+from journal.clients import ClientEvent, Clients
 from journal.events import AnyEvent, Record
-from journal.holding import GIVEN_UP, HoldEvent, Holding, count_prefilled, forget_row
+from journal.holding import GIVEN_UP, HoldEvent, Holding, count_prefilled, forget_row, is_empty
 from journal.quiet import leave
 from journal.rows import (
     Changes,
@@ -18,7 +19,9 @@ from journal.rows import (
     OpenRows,
     RequestRow,
     RunRow,
+    explain,
     request_row,
+    run_ready,
     run_row,
     sample_row,
 )
@@ -39,6 +42,7 @@ class Projection:
         self._awaiting: set[int] = set()
         self._restoring: set[int] = set()
         self._holding = Holding()
+        self._clients = Clients()
         self._changes = Changes()
         self._changed = False
 
@@ -57,6 +61,7 @@ class Projection:
             if row.phase in ("prefilling", "pausing") and is_empty(row) and row.num_cached_tokens
         }
         self._holding.restore(rows)
+        self._clients.restore(rows)
         self.run = rows.run
         self.minute = rows.minute
         self.last_at_ns = rows.last_at_ns
@@ -70,6 +75,7 @@ class Projection:
             last_at_ns=self.last_at_ns,
             pauses=list(self._holding.pauses.values()),
             pins=list(self._holding.pins.values()),
+            orphans=list(self._clients.orphans.values()),
         )
 
     def flush(self) -> None:
@@ -100,6 +106,7 @@ class Projection:
             self.minute.through_seq = through_seq
             self._changes.minutes[self.minute.minute] = self.minute
         self._holding.take_changes(self._changes)
+        self._clients.take_changes(self._changes)
         changes, self._changes, self._changed = self._changes, Changes(), False
         return changes
 
@@ -155,6 +162,8 @@ class Projection:
                 self._engine_ready(record, event)
             case events.ServerStopping():
                 self._end_run(record.at_ns, "stopped", event.reason)
+            case events.DrainEnded():
+                self._run().drained_ns = record.at_ns
             case events.RequestReceived():
                 self._received(record, event, minute)
             case events.RequestQueued():
@@ -162,7 +171,7 @@ class Projection:
             case events.RequestRejected():
                 self._rejected(record, event, minute)
             case events.RequestJoined():
-                self._end(record, event.request_id, "joined", event.by, 0)
+                self._joined(record, event, minute)
             case events.RequestAdmitted():
                 self._admitted(record, event, minute)
             case events.PrefillChunkPlanned():
@@ -182,34 +191,30 @@ class Projection:
                 self._batch_changed(record, event)
             case events.RequestRetried():
                 self._retried(record, event, minute)
-            case events.RequestFinished():
-                minute.num_finished += 1
-                tokens = event.num_output_tokens
-                self._end(record, event.request_id, "finished", event.reason, tokens)
-            case events.RequestCancelled():
-                minute.num_cancelled += 1
-                tokens = event.num_output_tokens
-                self._end(record, event.request_id, "cancelled", event.reason, tokens)
-            case events.RequestAborted():
-                self._aborted(record, event, minute)
+            case events.RequestFinished() | events.RequestCancelled() | events.RequestAborted():
+                self._ended(record, event, minute)
             case _:
                 if isinstance(event, HoldEvent):
                     self._hold(record, event, minute)
+                elif isinstance(event, ClientEvent):
+                    self._clients.apply(record, event, self._find(event.request_id))
                 else:
                     leave(event)
 
     def _server_started(self, record: Record, event: events.ServerStarted) -> None:
-        """Applies the recovery table: what the dead run had in the engine waits again, and what it
-        held is still held.
+        """Applies the recovery table: what the dead run had in the engine waits again, what it held
+        is still held, and all of them are without a client.
         """
         killed = self.run is not None and self.run.ended_by is None
         if killed:
             self._end_run(self.last_at_ns, "killed", None)
-        for row in self.requests.values():
+        self._clients.run_began(event.limits.orphans)
+        for number, row in self.requests.items():
+            self._touch(number)
+            self._clients.server_started(record, row)
             if row.phase not in ("waiting", "paused"):
                 row.num_recoveries += 1
                 row.num_deaths += int(killed)
-                self._changes.requests[row.number] = row
             if row.phase in ("pausing", "resuming"):
                 self._holding.server_started(row, record.at_ns)
             elif row.phase in ("prefilling", "decoding"):
@@ -222,21 +227,20 @@ class Projection:
         self._changes.runs[record.run_id] = self.run
 
     def _engine_ready(self, record: Record, event: events.EngineReady) -> None:
-        assert self.run is not None
-        self.run.ready_ns = record.at_ns
-        self.run.one_row_only = int(event.one_row_only)
-        self.run.load_duration_ns = event.load_ns
-        self.run.model_fingerprint = event.model.fingerprint
-        self.run.kv_domain = event.kv_domain or None
+        run_ready(self._run(), record, event)
         self._holding.engine_ready(event.kv_domain)
-        self._changes.runs[self.run.run_id] = self.run
 
     def _end_run(self, at_ns: int, ended_by: str, reason: str | None) -> None:
-        assert self.run is not None
-        self.run.ended_ns = at_ns
-        self.run.ended_by = ended_by
-        self.run.end_reason = reason
+        run = self._run()
+        run.ended_ns = at_ns
+        run.ended_by = ended_by
+        run.end_reason = reason
+
+    def _run(self) -> RunRow:
+        """The row of the run that is under way, marked as changed."""
+        assert self.run is not None, "a run begins with server_started"
         self._changes.runs[self.run.run_id] = self.run
+        return self.run
 
     def _received(self, record: Record, event: events.RequestReceived, minute: MinuteRow) -> None:
         minute.num_received += 1
@@ -255,12 +259,15 @@ class Projection:
         minute.num_rejected += 1
         row = self._find(event.request_id)
         if row is not None:
-            row.num_waiting = event.num_waiting
-        if row is not None and event.numbers is not None:
-            row.required_bytes = event.numbers.required_bytes
-            row.capacity_bytes = event.numbers.capacity_bytes
-            row.max_context_tokens = event.numbers.max_context_tokens
+            explain(row, event)
         self._end(record, event.request_id, "rejected", event.reason, 0)
+
+    def _joined(self, record: Record, event: events.RequestJoined, minute: MinuteRow) -> None:
+        minute.num_joined += 1
+        row = self._find(event.request_id)
+        if row is not None:
+            row.joined_id = event.joined_id
+        self._end(record, event.request_id, "joined", event.by, 0)
 
     def _admitted(self, record: Record, event: events.RequestAdmitted, minute: MinuteRow) -> None:
         minute.num_admitted += 1
@@ -351,13 +358,26 @@ class Projection:
         self._awaiting.discard(number)
         self._restoring.discard(number)
 
-    def _aborted(self, record: Record, event: events.RequestAborted, minute: MinuteRow) -> None:
-        minute.num_aborted += 1
-        row = self._find(event.request_id)
-        if row is not None:
-            row.detail = event.detail
-        tokens = event.num_output_tokens
-        self._end(record, event.request_id, "aborted", event.reason, tokens)
+    def _ended(
+        self,
+        record: Record,
+        event: events.RequestFinished | events.RequestCancelled | events.RequestAborted,
+        minute: MinuteRow,
+    ) -> None:
+        outcome = "finished"
+        match event:
+            case events.RequestFinished():
+                minute.num_finished += 1
+            case events.RequestCancelled():
+                outcome = "cancelled"
+                minute.num_cancelled += 1
+            case events.RequestAborted():
+                outcome = "aborted"
+                minute.num_aborted += 1
+                row = self._find(event.request_id)
+                if row is not None:
+                    row.detail = event.detail
+        self._end(record, event.request_id, outcome, event.reason, event.num_output_tokens)
 
     def _end(
         self, record: Record, request_id: str, outcome: str, reason: str, num_output_tokens: int
@@ -366,6 +386,7 @@ class Projection:
         if row is None:
             return
         self._holding.end(row, "ended", record.at_ns, self._minute_of(record.at_ns))
+        self._clients.end(row, outcome, record.at_ns)
         row.phase = row.outcome = outcome
         row.reason = reason
         row.ended_ns = record.at_ns
@@ -376,8 +397,3 @@ class Projection:
         self._leave_engine(row.number)
         del self.requests[row.number]
         del self.numbers[request_id]
-
-
-def is_empty(row: RequestRow) -> bool:
-    """Whether nothing of the prompt has come into the request's row yet."""
-    return not (row.num_memory_tokens or row.num_disk_tokens or row.num_prefilled_tokens)

@@ -15,8 +15,10 @@ from journal.events import AnyEvent, Record, TokensDecoded
 from journal.place import Position
 from journal.projections import Projection
 from journal.rows import (
+    AdoptionRow,
     MinuteRow,
     OpenRows,
+    OrphanRow,
     PauseRow,
     PinRow,
     RequestRow,
@@ -41,7 +43,18 @@ REMOVE_ORPHANS = (
     "DELETE FROM step_tokens WHERE seq NOT IN (SELECT seq FROM events)",
 )
 
-Row = TypeVar("Row", RequestRow, RunRow, MinuteRow, BlockRow, PauseRow, PinRow, SampleRow)
+Row = TypeVar(
+    "Row",
+    RequestRow,
+    RunRow,
+    MinuteRow,
+    BlockRow,
+    PauseRow,
+    PinRow,
+    SampleRow,
+    OrphanRow,
+    AdoptionRow,
+)
 
 
 def record_of(row: Sequence[Any]) -> Record:
@@ -98,6 +111,9 @@ def open_rows(run: Run, last_at_ns: int) -> OpenRows:
         last_at_ns=last_at_ns,
         pauses=select_rows(run, tables.pause, PauseRow, "WHERE outcome = 'open' ORDER BY number"),
         pins=select_rows(run, tables.pin, PinRow, "ORDER BY number"),
+        orphans=select_rows(
+            run, tables.orphan, OrphanRow, "WHERE outcome = 'open' ORDER BY number"
+        ),
     )
 
 

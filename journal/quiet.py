@@ -5,11 +5,7 @@ from journal import events
 Quiet = (
     events.StateCarried
     | events.EngineFailed
-    | events.ClientGone
     | events.CancelRequested
-    | events.ClientAttached
-    | events.DrainEnded
-    | events.RequestAdopted
     | events.TokensDecoded
     | events.BlocksNamed
     | events.BlockSaved
@@ -29,12 +25,13 @@ Quiet = (
     | events.ChainSaveFailed
     | events.MemoryReclaimed
     | events.HoldRequested
-    | events.ReleaseRequested
     | events.ReclaimStarted
     | events.EmergencyDeclared
     | events.TailSavePlanned
 )
-"""Kinds that change no row of a request, a pause, a run or a minute; some change blocks."""
+"""Kinds that change no row of a request, a run or a minute, nor of what belongs to a request; some
+change blocks.
+"""
 
 
 def leave(_: Quiet) -> None:

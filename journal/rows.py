@@ -57,6 +57,10 @@ class RequestRow(msgspec.Struct, kw_only=True):
     waited_ns: int = 0
     num_pauses: int = 0
     held_ns: int = 0
+    has_key: int = 0
+    joined_id: str | None = None
+    num_orphaned: int = 0
+    orphaned_ns: int = 0
 
 
 class RunRow(msgspec.Struct, kw_only=True):
@@ -87,6 +91,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     configuration: str
     kv_domain: str | None = None
     kv_block_tokens: int | None = None
+    drained_ns: int | None = None
 
 
 class MinuteRow(msgspec.Struct, kw_only=True):
@@ -110,6 +115,7 @@ class MinuteRow(msgspec.Struct, kw_only=True):
     num_pauses: int = 0
     num_resumes: int = 0
     held_ns: int = 0
+    num_joined: int = 0
 
 
 class PauseRow(msgspec.Struct, kw_only=True):
@@ -163,6 +169,44 @@ class PinRow(msgspec.Struct, kw_only=True):
     pinned_ns: int
 
 
+class OrphanRow(msgspec.Struct, kw_only=True):
+    """A row of `orphan`: a request lost its client, and what came of it. It is `open` until the
+    request has a client again, or ends. Of the time for which it is waited `until_ns` is the end,
+    null for one that has a key; `needs_client`: it does not go on before.
+    """
+
+    lost_seq: int
+    number: int
+    request_id: str
+    run_id: int
+    orphaned_by: str
+    from_phase: str
+    outcome: str = "open"
+    lost_ns: int
+    until_ns: int | None = None
+    needs_client: int = 0
+    ended_ns: int | None = None
+
+
+class AdoptionRow(msgspec.Struct, kw_only=True):
+    """A row of `adoption`: a request that was sent again has taken the place of a lost client. Its
+    key is the seq of the event.
+    """
+
+    seq: int
+    at_ns: int
+    run_id: int
+    number: int
+    request_id: str
+    adopter_number: int
+    adopter_id: str
+    joined_by: str
+    phase: str
+    orphaned_by: str | None
+    orphaned_ns: int
+    num_output_tokens: int
+
+
 class SampleRow(msgspec.Struct, kw_only=True):
     """A row of `memory_sample`: one reading."""
 
@@ -179,8 +223,8 @@ class SampleRow(msgspec.Struct, kw_only=True):
 
 
 class OpenRows(msgspec.Struct, kw_only=True):
-    """The rows that later events may change: the open requests with their pauses and pins, the
-    newest run and minute, and the time of the last event.
+    """The rows that later events may change: the open requests with their pauses and pins and the
+    clients that they miss, the newest run and minute, and the time of the last event.
     """
 
     requests: list[RequestRow]
@@ -189,12 +233,14 @@ class OpenRows(msgspec.Struct, kw_only=True):
     last_at_ns: int
     pauses: list[PauseRow] = []
     pins: list[PinRow] = []
+    orphans: list[OrphanRow] = []
 
 
 @dataclass(slots=True)
 class Changes:
-    """The rows to write, by key. `ended` are the numbers of the requests that ended; a pin that is
-    null is gone. `blocks` is what happened to blocks, in order.
+    """The rows to write, by key; of orphans that is the pair of seq and number. `ended` are the
+    numbers of the requests that ended; a pin that is null is gone. `blocks` is what happened to
+    blocks, in order.
     """
 
     requests: dict[int, RequestRow] = field(default_factory=dict[int, RequestRow])
@@ -205,6 +251,10 @@ class Changes:
     pauses: dict[int, PauseRow] = field(default_factory=dict[int, PauseRow])
     pins: dict[int, PinRow | None] = field(default_factory=dict[int, "PinRow | None"])
     samples: dict[int, SampleRow] = field(default_factory=dict[int, SampleRow])
+    orphans: dict[tuple[int, int], OrphanRow] = field(
+        default_factory=dict[tuple[int, int], OrphanRow]
+    )
+    adoptions: dict[int, AdoptionRow] = field(default_factory=dict[int, AdoptionRow])
 
 
 def _json(value: object) -> str:
@@ -235,6 +285,15 @@ def run_row(record: Record, event: events.ServerStarted) -> RunRow:
     )
 
 
+def run_ready(run: RunRow, record: Record, event: events.EngineReady) -> None:
+    """The engine of the run can be used, and what was estimated is known."""
+    run.ready_ns = record.at_ns
+    run.one_row_only = int(event.one_row_only)
+    run.load_duration_ns = event.load_ns
+    run.model_fingerprint = event.model.fingerprint
+    run.kv_domain = event.kv_domain or None
+
+
 def request_row(record: Record, event: events.RequestReceived) -> RequestRow:
     """The row of a request that arrives with this record."""
     return RequestRow(
@@ -250,7 +309,17 @@ def request_row(record: Record, event: events.RequestReceived) -> RequestRow:
         received_ns=record.at_ns,
         num_prompt_tokens=event.num_prompt_tokens,
         asked_max_tokens=event.max_tokens,
+        has_key=int(bool(event.key_digest)),
     )
+
+
+def explain(row: RequestRow, event: events.RequestRejected) -> None:
+    """The numbers with which the request was refused."""
+    row.num_waiting = event.num_waiting
+    if event.numbers is not None:
+        row.required_bytes = event.numbers.required_bytes
+        row.capacity_bytes = event.numbers.capacity_bytes
+        row.max_context_tokens = event.numbers.max_context_tokens
 
 
 def sample_row(record: Record, event: events.MemorySampled, run: RunRow) -> SampleRow:

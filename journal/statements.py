@@ -35,5 +35,7 @@ PUT_MINUTE = _insert(tables.minute, "OR REPLACE")
 INSERT_BLOCK = _insert(tables.block)
 PUT_PAUSE = _insert(tables.pause, "OR REPLACE")
 PUT_PIN = _insert(tables.pin, "OR REPLACE")
+PUT_ORPHAN = _insert(tables.orphan, "OR REPLACE")
+PUT_ADOPTION = _insert(tables.adoption, "OR REPLACE")
 PUT_SAMPLE = _insert(tables.memory_sample, "OR REPLACE")
 DELETE_PIN = "DELETE FROM pin WHERE number = ?"

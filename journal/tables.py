@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = "0004"
+SCHEMA = "0005"
 """The newest revision in migrations/versions."""
 
 metadata = MetaData()
@@ -126,6 +126,10 @@ request = Table(
     Column("waited_ns", Integer, nullable=False, server_default="0"),
     Column("num_pauses", Integer, nullable=False, server_default="0"),
     Column("held_ns", Integer, nullable=False, server_default="0"),
+    Column("has_key", Integer, nullable=False, server_default="0"),
+    Column("joined_id", Text),
+    Column("num_orphaned", Integer, nullable=False, server_default="0"),
+    Column("orphaned_ns", Integer, nullable=False, server_default="0"),
     # A start reads the open requests only, whatever the number of those that ended.
     Index("request_open", "number", sqlite_where=text("outcome IS NULL")),
     sqlite_strict=True,
@@ -159,6 +163,7 @@ run = Table(
     Column("configuration", Text, nullable=False),
     Column("kv_domain", Text),
     Column("kv_block_tokens", Integer),
+    Column("drained_ns", Integer),
     sqlite_strict=True,
 )
 
@@ -203,6 +208,7 @@ minute = Table(
     Column("num_pauses", Integer, nullable=False, server_default="0"),
     Column("num_resumes", Integer, nullable=False, server_default="0"),
     Column("held_ns", Integer, nullable=False, server_default="0"),
+    Column("num_joined", Integer, nullable=False, server_default="0"),
     sqlite_strict=True,
 )
 
@@ -258,6 +264,47 @@ pin = Table(
     Column("num_tokens", Integer, nullable=False),
     Column("tail_bytes", Integer, nullable=False),
     Column("pinned_ns", Integer, nullable=False),
+    sqlite_strict=True,
+)
+
+orphan = Table(
+    "orphan",
+    metadata,
+    # The seq of the event with which the request lost its client: a start, for many of them.
+    Column("lost_seq", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("request_id", Text, nullable=False),
+    Column("run_id", Integer, nullable=False),
+    Column("orphaned_by", Text, nullable=False),
+    Column("from_phase", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("lost_ns", Integer, nullable=False),
+    Column("until_ns", Integer),
+    Column("needs_client", Integer, nullable=False),
+    Column("ended_ns", Integer),
+    # A start reads the open ones only.
+    Index("orphan_open", "number", sqlite_where=text("outcome = 'open'")),
+    sqlite_strict=True,
+)
+
+adoption = Table(
+    "adoption",
+    metadata,
+    # The seq of its request_adopted.
+    Column("seq", Integer, primary_key=True),
+    Column("at_ns", Integer, nullable=False),
+    Column("run_id", Integer, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("adopter_number", Integer, nullable=False),
+    Column("adopter_id", Text, nullable=False),
+    Column("joined_by", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("orphaned_by", Text),
+    Column("orphaned_ns", Integer, nullable=False),
+    Column("num_output_tokens", Integer, nullable=False),
+    # The view of requests counts those of each.
+    Index("adoption_of", "number"),
     sqlite_strict=True,
 )
 

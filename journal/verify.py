@@ -12,9 +12,11 @@ from journal.events import Record, StateCarried
 from journal.place import Position
 from journal.rebuild import Rebuild, load_base
 from journal.rows import (
+    AdoptionRow,
     Changes,
     MinuteRow,
     OpenRows,
+    OrphanRow,
     PauseRow,
     PinRow,
     RequestRow,
@@ -56,6 +58,21 @@ ORPHANS = {
         " sum(iif(outcome = 'open', 0, coalesce(coalesce(resumed_ns, ended_ns) - paused_ns, 0)))"
         " AS held_ns FROM pause GROUP BY number) p USING (number)"
         " WHERE q.num_pauses <> coalesce(p.num_pauses, 0) OR q.held_ns <> coalesce(p.held_ns, 0)"
+    ),
+    "request: rows that were without a client otherwise than orphan says": (
+        "SELECT count(*) FROM request q LEFT JOIN ("
+        " SELECT number, count(*) AS num_orphaned,"
+        " sum(coalesce(ended_ns - lost_ns, 0)) AS orphaned_ns FROM orphan GROUP BY number"
+        ") o USING (number) WHERE q.num_orphaned <> coalesce(o.num_orphaned, 0)"
+        " OR q.orphaned_ns <> coalesce(o.orphaned_ns, 0)"
+    ),
+    "adoption: rows of requests that did not join": (
+        "SELECT count(*) FROM adoption a LEFT JOIN request q ON q.number = a.adopter_number"
+        " WHERE q.joined_id IS NOT a.request_id OR q.request_id IS NOT a.adopter_id"
+    ),
+    "request: rows that joined another without an adoption": (
+        "SELECT count(*) FROM request WHERE outcome = 'joined'"
+        " AND number NOT IN (SELECT adopter_number FROM adoption)"
     ),
 }
 
@@ -123,6 +140,7 @@ def _projections(run: Run) -> Iterator[str]:
     stored = queries.load_projection(run, last.at_ns).open_rows()
     rebuilt = rebuild.projection.open_rows()
     yield from _open_pauses(rebuilt, stored)
+    yield from _open_orphans(rebuilt, stored)
     yield from _compare("run", rebuilt.run, stored.run)
     yield from _compare("minute", rebuilt.minute, stored.minute)
     yield from _blocks(run, rebuild.blocks)
@@ -153,6 +171,7 @@ def _final_rows(run: Run, rebuild: Rebuild, changes: Changes) -> Iterator[str]:
             )
             yield from _compare("minute", row, stored[0] if stored else None)
     yield from _held_rows(run, changes)
+    yield from _client_rows(run, changes)
 
 
 def _held_rows(run: Run, changes: Changes) -> Iterator[str]:
@@ -166,6 +185,26 @@ def _held_rows(run: Run, changes: Changes) -> Iterator[str]:
         where, key = "WHERE seq = ?", (sample.seq,)
         samples = queries.select_rows(run, tables.memory_sample, SampleRow, where, key)
         yield from _compare("memory_sample", sample, samples[0] if samples else None)
+
+
+def _client_rows(run: Run, changes: Changes) -> Iterator[str]:
+    """Times without a client that are over, and adoptions."""
+    for (lost_seq, number), orphan in changes.orphans.items():
+        if orphan.outcome != "open":
+            where, key = "WHERE lost_seq = ? AND number = ?", (lost_seq, number)
+            orphans = queries.select_rows(run, tables.orphan, OrphanRow, where, key)
+            yield from _compare("orphan", orphan, orphans[0] if orphans else None)
+    for adoption in changes.adoptions.values():
+        where, key = "WHERE seq = ?", (adoption.seq,)
+        adoptions = queries.select_rows(run, tables.adoption, AdoptionRow, where, key)
+        yield from _compare("adoption", adoption, adoptions[0] if adoptions else None)
+
+
+def _open_orphans(rebuilt: OpenRows, stored: OpenRows) -> Iterator[str]:
+    """Who is without a client."""
+    new, old = ({row.number: row for row in rows.orphans} for rows in (rebuilt, stored))
+    for key in sorted(new.keys() | old.keys()):
+        yield from _compare("orphan", new.get(key), old.get(key))
 
 
 def _open_pauses(rebuilt: OpenRows, stored: OpenRows) -> Iterator[str]:
@@ -194,7 +233,17 @@ def _balance(row: RequestRow) -> Iterator[str]:
         yield f"request {row.number}: {words} are not its prompt of {most} tokens"
 
 
-AnyRow = RequestRow | RunRow | MinuteRow | BlockRow | PauseRow | PinRow | SampleRow
+AnyRow = (
+    RequestRow
+    | RunRow
+    | MinuteRow
+    | BlockRow
+    | PauseRow
+    | PinRow
+    | SampleRow
+    | OrphanRow
+    | AdoptionRow
+)
 
 
 def _compare(table: str, rebuilt: AnyRow | None, stored: AnyRow | None) -> Iterator[str]:

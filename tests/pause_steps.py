@@ -30,8 +30,16 @@ from journal.events import (
 from journal.journal import Journal
 from journal.memory import MemoryJournal
 from journal.queries import select_rows
-from journal.rows import MinuteRow, PauseRow, PinRow, RequestRow, SampleRow
-from journal.tables import memory_sample, minute, pause, pin, request
+from journal.rows import (
+    AdoptionRow,
+    MinuteRow,
+    OrphanRow,
+    PauseRow,
+    PinRow,
+    RequestRow,
+    SampleRow,
+)
+from journal.tables import adoption, memory_sample, minute, orphan, pause, pin, request
 from journal.tokens import SideRows
 from tests.journal_steps import (
     KV_DOMAIN,
@@ -252,6 +260,8 @@ class Held:
         assert {row.number: row for row in self.requests()} == twin.requests
         samples = select_rows(run_of(self.file.journal), memory_sample, SampleRow, "")
         assert {row.seq: row for row in samples} == twin.samples
+        assert {(row.lost_seq, row.number): row for row in self.orphans()} == twin.orphans
+        assert {row.seq: row for row in self.adoptions()} == twin.adoptions
         assert self.file.journal.verify() == []
 
     def kill(self) -> None:
@@ -277,6 +287,12 @@ class Held:
 
     def pins(self) -> list[PinRow]:
         return select_rows(run_of(self.file.journal), pin, PinRow, "ORDER BY number")
+
+    def orphans(self) -> list[OrphanRow]:
+        return select_rows(run_of(self.file.journal), orphan, OrphanRow, "ORDER BY lost_seq")
+
+    def adoptions(self) -> list[AdoptionRow]:
+        return select_rows(run_of(self.file.journal), adoption, AdoptionRow, "ORDER BY seq")
 
     def minute(self) -> MinuteRow:
         rows = select_rows(run_of(self.file.journal), minute, MinuteRow, "ORDER BY minute")

@@ -18,10 +18,11 @@ from journal.files import make_private
 from journal.journal import Journal
 from journal.migration import fold_again
 from journal.reader import JournalReader
+from tests.client_steps import adopts, arrival, attached, gone, started
 from tests.journal_steps import Steps, request_id, run_of, run_sql
-from tests.pause_steps import decoding, hold, sample
+from tests.pause_steps import HoldingSteps, decoding, hold, sample
 
-RENAMED = {"0001": {"num_prefilled_tokens": "num_fed_tokens"}, "0002": {}, "0003": {}}
+RENAMED = {"0001": {"num_prefilled_tokens": "num_fed_tokens"}}
 """What a column is called now, by the revision that called it otherwise."""
 
 COPIED = ("events", "step_tokens", "token_ids", "request_parameters", "minute", "run", "request")
@@ -48,8 +49,9 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
         connection.execute("ATTACH ? AS new", (str(new),))
         columns: dict[str, dict[str, str]] = {}
         for table in (*COPIED, *(("block",) if revision > "0001" else ()), *held_tables(revision)):
-            names = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
-            renamed = RENAMED[revision] if table == "request" else {}
+            info = connection.execute(f"PRAGMA main.table_info({table})")
+            names: list[str] = [row[1] for row in info]
+            renamed = RENAMED.get(revision, {}) if table == "request" else {}
             columns[table] = {name: renamed.get(name, name) for name in names}
             connection.execute(
                 f"INSERT INTO {table} ({', '.join(names)})"
@@ -58,6 +60,7 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
         for seq, body in connection.execute("SELECT seq, body FROM new.carried_rows").fetchall():
             base = json.loads(body)
             rows = base["rows"]
+            del rows["orphans"]
             if not held_tables(revision):
                 del rows["pauses"], rows["pins"]
             if revision == "0001":
@@ -84,7 +87,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["0001", "0002", "0003"])
+@pytest.fixture(params=["0001", "0002", "0003", "0004"])
 def old(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> Path:
     """A journal of an earlier schema: one request has finished, one decodes, one waits."""
     journal = Journal.open(tmp_path / "new")
@@ -118,6 +121,7 @@ def test_an_old_journal_is_upgraded_and_sound(old: Path) -> None:
     assert (running.request_id, running.phase) == (request_id(2), "decoding")
     assert (waiting.num_prefilled_tokens, waiting.parted_because) == (0, None)
     assert (running.num_pauses, running.held_ms) == (0, 0)
+    assert (running.num_orphaned, running.orphaned_by, running.has_key) == (0, None, 0)
 
 
 def test_an_upgraded_journal_goes_on(old: Path) -> None:
@@ -130,6 +134,43 @@ def test_an_upgraded_journal_goes_on(old: Path) -> None:
     steps.finish(2, [23], 3)
     assert journal.verify() == []
     journal.close()
+
+
+@pytest.mark.parametrize("revision", ["0003", "0004"])
+def test_clients_that_were_lost_before_the_upgrade_are_missed_after_it(
+    tmp_path: Path, kind: str, revision: str
+) -> None:
+    """The events may be older than the tables that are folded from them."""
+    journal = Journal.open(tmp_path / "new")
+    steps = HoldingSteps(journal)
+    steps.know(started())
+    steps.receive(1)
+    steps.receive(2)
+    through_seq = steps.receive(3)[-1].seq
+    steps.know(gone(1), gone(2))
+    steps.commit([arrival(4)], adopts(4, 2))
+    if kind == "compacted":
+        journal.begin_compaction(through_seq, 1, {})
+        while not journal.advance_compaction():
+            pass
+    journal.close()
+    file = tmp_path / "old.db"
+    downgraded(tmp_path / "new" / "journal.db", file, revision)
+    upgraded = HoldingSteps(Journal.open(file))
+    assert upgraded.journal.verify() == []
+    upgraded.know(started(), attached(1))
+    assert upgraded.journal.verify() == []
+    upgraded.journal.close()
+    with JournalReader.open(file) as reader:
+        assert [(row.number, row.outcome) for row in audit.orphans(reader)] == [
+            (1, "attached"),
+            (2, "adopted"),
+            (2, "open"),
+            (3, "open"),
+        ]
+        assert [row.adopter_id for row in audit.adoptions(reader)] == [request_id(4)]
+        joined = list(audit.requests(reader))[3]
+        assert (joined.outcome, joined.joined_id) == ("joined", request_id(2))
 
 
 def test_what_was_carried_is_folded_again(tmp_path: Path) -> None:

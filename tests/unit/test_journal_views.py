@@ -12,7 +12,9 @@ from journal import audit
 from journal.events import RequestRejected, ServerStopping
 from journal.journal import Journal
 from journal.reader import JournalReader
+from tests.client_steps import adopts, arrival, gone, started
 from tests.journal_steps import (
+    KV_DOMAIN,
     LIMITS,
     SECOND_NS,
     START_NS,
@@ -35,6 +37,8 @@ VIEWS = {
     "pauses": audit.Pause,
     "pins": audit.Pin,
     "pinned_blocks": audit.PinnedBlock,
+    "orphans": audit.Orphan,
+    "adoptions": audit.Adoption,
     "memory": audit.Reading,
 }
 
@@ -123,10 +127,13 @@ HELD = 3_000
 
 @pytest.fixture
 def held(tmp_path: Path) -> JournalReader:
-    """Requests 1 and 2 share two blocks: 1 was held and went on, and both are held now."""
+    """Requests 1 and 2 share two blocks: 1 was held and went on, and both are held now. Request 2
+    has lost its client, and 1 got another one.
+    """
     journal = Journal.open(tmp_path)
     steps = HoldingSteps(journal)
-    steps.start()
+    steps.know(started())
+    steps.ready(KV_DOMAIN)
     steps.receive(1, range(39))
     steps.receive(2, range(39))
     steps.join(1, 2)
@@ -141,6 +148,8 @@ def held(tmp_path: Path) -> JournalReader:
     steps.begin_pause(2)
     steps.end_pause(2, [A])
     steps.know(sample(500))
+    steps.know(gone(1), gone(2))
+    steps.commit([arrival(3)], adopts(3, 1))
     journal.close()
     return JournalReader.open(tmp_path)
 
@@ -243,8 +252,8 @@ def test_examples_answer(held: JournalReader, example: str) -> None:
         assert run(example).fetchall()
 
 
-def test_each_view_of_held_requests_has_an_example() -> None:
-    assert len(EXAMPLES) == 4
+def test_each_view_of_held_requests_and_of_clients_has_an_example() -> None:
+    assert len(EXAMPLES) == 6
 
 
 def test_views_are_read_in_batches(reader: JournalReader, monkeypatch: pytest.MonkeyPatch) -> None:
