@@ -40,7 +40,8 @@ def nobody_came(state: SchedulerState) -> Iterator[tuple[int, CancelReason]]:
     for number, until_ns in islice(state.found.items(), MAX_LOOKED_AT):
         if until_ns > state.now_ns:
             break
-        yield number, "on_restart" if is_cancel else "nobody_attached"
+        was_found = is_cancel and state.requests[number].needs_client  # not one let go by hand
+        yield number, "on_restart" if was_found else "nobody_attached"
 
 
 def orphans_by_content(state: SchedulerState, draft: Draft) -> dict[str, list[Candidate]]:
@@ -63,8 +64,15 @@ def open_orphans(state: SchedulerState, draft: Draft) -> Iterator[Request]:
         for number, until_ns in untils.items():
             request = state.requests[number]
             fits = request.held_reason in (None, NO_CLIENT)
-            if fits and until_ns > state.now_ns and number not in draft.ended:
+            if fits and until_ns > state.now_ns and not is_over(state, draft, number):
                 yield request
+
+
+def is_over(state: SchedulerState, draft: Draft, number: int) -> bool:
+    """Whether this step ends the request in a way that leaves no answer. One that finishes has its
+    answer, and one whose row has failed goes on.
+    """
+    return number in draft.ended and number not in state.endings and number not in draft.retried
 
 
 def finished_orphans(state: SchedulerState) -> Iterator[Remembered]:
@@ -83,11 +91,13 @@ def joins(
     """Whether this arrival is one that was sent before; if so, notes which."""
     if request.key_digest:
         return joins_by_key(state, draft, request)
-    if not request.content_digest:
-        return False
+    if not request.content_digest or request.needs_client:
+        return False  # nothing to know it by, or its client has left already
     for candidate in orphans.get(request.content_digest, ()):
         if candidate.number in draft.adopted or candidate.key_digest:
             continue
+        if candidate.number in state.arrivals and candidate.number not in draft.queued:
+            continue  # it was refused
         same_client = candidate.session_digest == request.session_digest
         if same_client and candidate.model_fingerprint == request.model_fingerprint:
             join(state, draft, request, candidate, "content")
@@ -121,7 +131,7 @@ def holder_of(state: SchedulerState, draft: Draft, key_digest: str) -> Candidate
     request_id = state.keys.get(key_digest, "")
     number = state.numbers.get(request_id)
     if number is not None:
-        return None if number in draft.ended else state.requests[number]
+        return None if is_over(state, draft, number) else state.requests[number]
     other = state.remembered.get(request_id)
     return other if other is not None and other.until_ns > state.now_ns else None
 

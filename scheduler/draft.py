@@ -27,6 +27,8 @@ class Draft:
     """Numbers of requests that leave the engine or the queue. Asked for membership only, never
     iterated.
     """
+    retried: set[int] = field(default_factory=set[int])
+    """Those of them whose row has failed, and that go on. Asked for membership only."""
     committed: dict[int, int] = field(default_factory=dict[int, int])
     """Cached tokens of a request whose chunk is committed in this step."""
     admitted: list[Request] = field(default_factory=list[Request])

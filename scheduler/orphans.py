@@ -98,7 +98,9 @@ def released(state: SchedulerState, request: Request) -> None:
     if limits is None or not request.needs_client:
         return
     go_on_without(state, request)
-    if state.lost.pop(request.number, None) or state.found.pop(request.number, None):
+    state.lost.pop(request.number, None)
+    state.found.pop(request.number, None)
+    if not request.key_digest:
         state.found[request.number] = state.now_ns + limits.restart_grace_ns
 
 

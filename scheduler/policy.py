@@ -118,8 +118,10 @@ def end_requests(state: SchedulerState, draft: Draft) -> None:
         if number not in draft.ended:
             decision = retry_or_abort(state, state.requests[number])
             close(state, draft, number, decision)
-            if isinstance(decision, events.RequestRetried) and state.requests[number].hold:
-                draft.decisions.append(held_without_row(state.requests[number]))
+            if isinstance(decision, events.RequestRetried):
+                draft.retried.add(number)
+                if state.requests[number].hold:
+                    draft.decisions.append(held_without_row(state.requests[number]))
     if state.chunk is not None and state.chunk.number in draft.ended:
         draft.chunk_open = False
 

@@ -4,6 +4,7 @@ import msgspec
 
 from journal import events
 from journal.events import AnyEvent, Decision, Limits, OrphanLimits
+from scheduler.deadlines import deadline_ns
 from tests.unit.core_driver import LIMITS, only
 from tests.unit.hold_driver import HoldDriver, hold_limits
 
@@ -21,14 +22,14 @@ def orphan_limits(limits: Limits = LIMITS, /, **changes: object) -> Limits:
     """Limits with saved KV, marks and clients that are looked after; `changes` are of any part."""
     about_orphans = {n: v for n, v in changes.items() if n in OrphanLimits.__struct_fields__}
     others = {name: value for name, value in changes.items() if name not in about_orphans}
-    orphans = msgspec.structs.replace(ORPHANS, **about_orphans)
-    return hold_limits(limits, orphans=orphans, **others)
+    orphans = {"orphans": msgspec.structs.replace(ORPHANS, **about_orphans)}
+    return hold_limits(limits, **orphans | others)
 
 
 class OrphanDriver(HoldDriver):
     """What a request asks is known by the letters of its prompt."""
 
-    def __init__(self, limits: Limits | None = None, **changes: object) -> None:
+    def __init__(self, limits: Limits | None = None, /, **changes: object) -> None:
         super().__init__(orphan_limits(**changes) if limits is None else limits)
 
     def start(self, **changes: object) -> None:
@@ -50,7 +51,7 @@ class OrphanDriver(HoldDriver):
         arrive in one step.
         """
         number = self.state.next_number + more
-        name = f"req_{chr(ord('a') + number - 1)}"
+        name = self.name_of(number)
         arrival = self.receive(len(chain) * 16 + 1, max_tokens, name=name)
         arrival = msgspec.structs.replace(
             arrival,
@@ -93,6 +94,49 @@ class OrphanDriver(HoldDriver):
         """Time passes, and acts."""
         self.pass_ns(seconds * SECOND)
         return self.step(events.ClockTicked())
+
+    # The engine and the writers by themselves
+
+    def work(self) -> bool:
+        """One piece of work that is there to be done; whether there was any."""
+        state = self.state
+        if self.plans:
+            self.step(self.saved(self.plans.pop(0)))
+        elif state.leaving:
+            self.step(self.freed(self.name_of(next(iter(state.leaving)))))
+        elif rows := [r.request_id for r in state.requests.values() if r.restoring]:
+            self.step(self.restored(rows[0]))
+        elif tails := [self.name_of(number) for number in state.index.writing_tails]:
+            self.step(self.tail_written(tails[0]))
+        elif state.chunk is not None:
+            self.step(self.chunk_done())
+        elif state.batch_rows:
+            rows = [state.requests[number] for number in state.batch_rows]
+            last = [row for row in rows if row.num_output_tokens + 1 == row.max_tokens]
+            self.step(self.decoded(**{row.request_id: "length" for row in last}))
+        else:
+            return False
+        return True
+
+    def tail_written(self, name: str) -> AnyEvent:
+        """What the writers say of a tail: there is none where the row has failed meanwhile."""
+        request = self.state.find(name)
+        is_there = request is not None and request.tail_planned
+        return self.tail_saved(name) if is_there else self.tail_failed(name, "not_taken")
+
+    def settle(self) -> None:
+        """Works until nothing is left to do. Time brings what is due now, and does not pass."""
+        for _ in range(2_000):
+            due_ns = deadline_ns(self.state)
+            if due_ns is not None and due_ns <= self.now_ns:
+                self.step(events.ClockTicked())
+            elif not self.work():
+                return
+        raise AssertionError("it does not come to rest")
+
+    def name_of(self, number: int) -> str:
+        """The id of the request with this number, also when it has ended."""
+        return f"req_{chr(ord('a') + number - 1)}"
 
     # What came of it
 
