@@ -49,11 +49,12 @@ class Wanted:
     as_json: bool = False
 
 
-def run(path: Path, wanted: Wanted) -> int:
+def run(path: Path, wanted: Wanted | None = None) -> int:
     """Prints each divergence, the state if it is wanted, and last the counts. Returns the exit
     status: 0 without divergence, 1 with one, 2 for a journal that cannot be read and a step that is
     not in it, 3 when only runs of another policy differ.
     """
+    wanted = wanted or Wanted()
     try:
         with JournalReader.open(path) as reader:
             return print_replay(Replay(read(reader, wanted.until)), wanted)
