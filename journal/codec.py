@@ -1,7 +1,8 @@
 """An event as columns, and back: strict in both directions.
 
-The body is JSON text with sorted keys, so that equal events give equal bytes. `kind`,
-`request_id` and `version` are columns of their own and are not repeated in it.
+The body is JSON text with sorted keys, so that equal events give equal bytes; but a carried state
+stays in its order, which is part of it (who was used least recently, whose time is over first).
+`kind`, `request_id` and `version` are columns of their own and are not repeated in it.
 """
 
 from typing import Any, NamedTuple, cast
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from journal.errors import UnreadableEvent
-from journal.events import KINDS, AnyEvent, Event
+from journal.events import KINDS, AnyEvent, Event, StateCarried
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_encode_as_it_is = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _KIND_OF_CLASS: dict[type[Event], str] = {cls: kind for kind, cls in KINDS.items()}
 _NAMES_REQUEST = frozenset(
@@ -32,8 +34,9 @@ def encode_event(event: AnyEvent) -> EncodedEvent:
     """The columns of an event. Called once for each event of a commit."""
     fields = msgspec.structs.asdict(event)
     request_id: str | None = fields.pop("request_id", None)
-    body = _encode(fields).decode()
-    return EncodedEvent(_KIND_OF_CLASS[type(event)], request_id, event.version, body)
+    encode = _encode_as_it_is if isinstance(event, StateCarried) else _encode
+    body = encode(fields)
+    return EncodedEvent(_KIND_OF_CLASS[type(event)], request_id, event.version, body.decode())
 
 
 def decode_event(kind: str, request_id: str | None, version: int, body: str) -> AnyEvent:

@@ -1,9 +1,12 @@
 """evolve is total over the closed union, keeps its place, and takes a carried state as its own."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from journal import events
+from journal.codec import decode_event, encode_event
 from journal.events import Record
 from scheduler.evolve import dispatch, evolve, fold
 from scheduler.request import Phase
@@ -11,13 +14,18 @@ from scheduler.state import STATE_VERSION, SchedulerState
 from tests.unit.core_driver import CoreDriver, kinds, request_in
 from tests.unit.hold_lives import busy_with_holds
 from tests.unit.kv_driver import busy_with_blocks
+from tests.unit.orphan_driver import OrphanDriver
 from tests.unit.orphan_lives import busy_with_clients
 
 
 def carried(state: SchedulerState) -> events.StateCarried:
     """The whole state as an event, through the journal's own JSON."""
-    body = msgspec.json.decode(msgspec.json.encode(state))
-    return events.StateCarried(state_version=STATE_VERSION, through_seq=state.seq, state=body)
+    body = msgspec.to_builtins(state, str_keys=True)
+    event = events.StateCarried(state_version=STATE_VERSION, through_seq=state.seq, state=body)
+    encoded = encode_event(event)
+    again = decode_event(encoded.kind, encoded.request_id, encoded.version, encoded.body)
+    assert isinstance(again, events.StateCarried)
+    return again
 
 
 def busy() -> CoreDriver:
@@ -130,6 +138,42 @@ def test_carried_state_takes_the_place_of_what_came_before() -> None:
     fold(driver.state, rest)
     assert state == driver.state
     assert "z" in state.numbers
+
+
+def test_carried_state_keeps_its_order() -> None:
+    driver = OrphanDriver(max_waiting=20, max_rows=1)
+    for _ in range(12):
+        driver.send("x")
+    driver.gone(*(driver.name_of(number) for number in (11, 2, 9)))
+    event = carried(driver.state)
+    state = SchedulerState()
+    evolve(state, Record(event.through_seq, 1, driver.state.step, "fact", driver.now_ns, event))
+    assert list(state.lost) == [11, 2, 9]
+    assert msgspec.json.encode(state) == msgspec.json.encode(driver.state)
+
+
+ABOUT_CLIENTS = ("lost", "found", "orphans", "keys", "remembered", "drained")
+ABOUT_A_CLIENT = (
+    *("content_digest", "session_digest", "key_digest", "owner_digest"),
+    *("orphaned_by", "orphaned_ns", "needs_client"),
+)
+
+
+def test_carried_state_of_a_time_before_clients_were_looked_after_is_taken() -> None:
+    driver = CoreDriver()
+    driver.start()
+    driver.serve(20, 20)
+    event = carried(driver.state)
+    body = msgspec.convert(event.state, dict[str, Any])
+    for name in ABOUT_CLIENTS:
+        del body[name]
+    for request in body["requests"].values():
+        for name in ABOUT_A_CLIENT:
+            del request[name]
+    old = msgspec.structs.replace(event, state=body)
+    state = SchedulerState()
+    evolve(state, Record(event.through_seq, 1, driver.state.step, "fact", driver.now_ns, old))
+    assert state == driver.state
 
 
 def test_carried_state_of_another_version_is_refused() -> None:
