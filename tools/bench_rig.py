@@ -25,6 +25,9 @@ from scheduler.settings import Settings, load_settings
 from scheduler.streams import Arrival, RequestStream
 
 NONCE = 1
+ROUTE = "/v1/chat/completions"
+"""Of all requests. A server that takes a journal of the rig over can serve their streams."""
+
 PROMPT_TOKENS = 64
 MAX_TOKENS = 1_000_000
 """Of a request that is not to end while it is measured."""
@@ -56,12 +59,12 @@ class Arrivals:
         return Arrival(
             request_id="req_" + "".join(self.chance.choices(ALPHABET, k=26)),
             client_request_id=None,
-            route="chat.completions",
+            route=ROUTE,
             stream=True,
             prompt=array("I", [self.chance.randrange(32, 127) for _ in range(PROMPT_TOKENS)]),
             max_tokens=max_tokens,
             parameters=RequestParameters(
-                route="chat.completions",
+                route=ROUTE,
                 model="fake",
                 created=0,
                 stream=True,

@@ -113,3 +113,14 @@ def bench_mixed(
 
     size = command.QUICK if quick else command.Size()
     sys.exit(command.run(command.Wanted(model, blas, tuple(peer or ()), size), as_json=as_json))
+
+
+@bench.command("recovery")
+def bench_recovery(
+    quick: QuickOption = False, folder: FolderOption = None, as_json: JsonOption = False
+) -> None:
+    """How long a server that died is away, by its journal. Exit status 1: a target is missed."""
+    from tools import bench_recovery as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))

@@ -24,9 +24,6 @@ from tools.systemd_unit import unit
 STATE_VARIABLE = "FERMATA_STATE"
 """The one variable that is taken over: it stands for `--state`."""
 
-HOLD_LIMIT_S = 60
-"""How long a stop may take to hold what it could not finish."""
-
 UNIT_NAME = "fermata.service"
 LABEL = "fermata.serve"
 
@@ -135,8 +132,9 @@ def absolute_model(model: str) -> str:
 
 
 def stop_limit_s(settings: Settings) -> int:
-    """How long a clean stop may take before it is a kill, in seconds: see server.drain_limit_ms."""
-    return -(-settings.server.drain_limit_ms // 1000) + HOLD_LIMIT_S + MARGIN_S
+    """How long a clean stop may take before it is a kill, in seconds."""
+    limit_ms = settings.server.drain_limit_ms + settings.server.hold_limit_ms
+    return -(-limit_ms // 1000) + MARGIN_S
 
 
 def refuse_unwritable(service: Service) -> None:

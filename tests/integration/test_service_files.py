@@ -93,14 +93,14 @@ def test_unit_starts_a_server_and_again_after_any_death(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     config = tmp_path / "a file.toml"
-    config.write_text("server.drain_limit_ms = 120_500\n")
+    config.write_text("[server]\ndrain_limit_ms = 120_500\nhold_limit_ms = 30_000\n")
     state = tmp_path / "100% 'of' $HOME \\ \""
     unit = printed(capfdbinary, Kind.SYSTEMD, state, for_user=True, config=config).decode()
     settings = settings_of(unit)
     assert (settings["Restart"], settings["RestartPreventExitStatus"]) == ("always", "2")
     assert (settings["StartLimitIntervalSec"], settings["KillSignal"]) == ("0", "SIGTERM")
     assert int(settings["RestartSec"]) < 5
-    assert int(settings["TimeoutStopSec"]) > 121 + service.HOLD_LIMIT_S
+    assert int(settings["TimeoutStopSec"]) > 150
     command = words_of(settings["ExecStart"])
     assert command[command.index("--config") + 1] == str(config)
     start_and_stop(command)
