@@ -111,7 +111,7 @@ def test_running_request_goes_on_from_the_backup(state_folder: Path, tmp_path: P
         journal_info.verify(file),
         journal_info.info(file, as_json=True),
         audit.misses(file, "csv"),
-        replay.run(file),
+        replay.run(file, replay.Wanted()),
     ):
         assert status == 0
     file.rename(state_folder / "journal.db")
