@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from api import cache, capacity, generate, health, holding, models, requests
+from api import cache, capacity, generate, health, holding, models, requests, takeup
 from api.deps import Api
 from api.errors import ApiError, ClientLeft, saturated
 from api.gate import Gate
@@ -20,7 +20,7 @@ def create_app(service: Service) -> FastAPI:
     # Bodies are read by api/body.py, so a generated schema would say nothing of them.
     app = FastAPI(title="Fermata", openapi_url=None, redirect_slashes=False)
     app.state.api = Api(service, Preparer(MAX_PREPARING))
-    for module in (generate, requests, holding, models, capacity, health, cache):
+    for module in (generate, requests, takeup, holding, models, capacity, health, cache):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(ClientLeft, on_client_left)

@@ -6,8 +6,8 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from api.deps import Api, CurrentApi
-from api.errors import ApiError, json_response
+from api.deps import Api, CurrentApi, CurrentCaller
+from api.errors import ApiError, json_response, operators_only
 from api.settings import CLEAR_LOOK_S, CLEAR_WAIT_S
 from scheduler.metrics import Metrics
 from scheduler.views import CacheView
@@ -22,12 +22,14 @@ async def show_cache(api: CurrentApi) -> Response:
 
 
 @router.post("/v1/cache/clear")
-async def clear_cache(api: CurrentApi) -> Response:
+async def clear_cache(api: CurrentApi, caller: CurrentCaller) -> Response:
     """Sends away every block that may go, of this model and of others; what a running request
     holds stays. 200 with what has gone once that is so, 202 if it takes longer than a moment.
 
-    Raises ApiError where nothing is saved.
+    Raises ApiError where nothing is saved, and for anybody but the operator.
     """
+    if not caller.sees_all:
+        raise operators_only()
     if not api.settings.kv.enabled:
         raise ApiError(
             409,

@@ -4,6 +4,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from api.digests import Caller
 from api.metrics import HttpMetrics
 from api.prompt import Preparer
 from scheduler.service import Service
@@ -31,3 +32,16 @@ def api_of(request: Request) -> Api:
 
 
 CurrentApi = Annotated[Api, Depends(api_of)]
+
+CALLER = "caller"
+"""Under which an exchange's state has who has sent it (api/gate.py)."""
+
+
+def caller_of(request: Request) -> Caller:
+    """Who has sent this, of whom the gate has looked at the key."""
+    caller = request.scope["state"][CALLER]
+    assert isinstance(caller, Caller), "nobody comes here without a key that is ours"
+    return caller
+
+
+CurrentCaller = Annotated[Caller, Depends(caller_of)]

@@ -128,6 +128,37 @@ def request_not_found(request_id: str) -> ApiError:
     )
 
 
+def answer_expired(request_id: str) -> ApiError:
+    """The 410 for a request that has ended, and whose answer is not kept any more."""
+    return ApiError(
+        410,
+        f"The request {quoted(request_id)} has ended, and its answer is not kept any more: its "
+        "retention time is over.",
+        code="answer_expired",
+        param="request_id",
+    )
+
+
+def no_answer(request_id: str) -> ApiError:
+    """The 404 for a request that was refused: there is nothing to read of it."""
+    return ApiError(
+        404,
+        f"The request {quoted(request_id)} was refused when it came, so it has no answer.",
+        code="no_answer",
+        param="request_id",
+    )
+
+
+def operators_only() -> ApiError:
+    """The 403 for what concerns all requests, and was asked with the key of one client."""
+    return ApiError(
+        403,
+        "This is the operator's alone: it needs the server's own API key (server.api_key).",
+        code="operator_only",
+        kind="permission_error",
+    )
+
+
 def retry_headers(retry_after_s: int) -> dict[str, str]:
     """When to try again, in both forms that SDKs read."""
     return {"retry-after": str(retry_after_s), "retry-after-ms": str(retry_after_s * 1000)}

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from api.deps import Api, CurrentApi
+from api.deps import Api, CurrentApi, CurrentCaller
+from api.digests import Caller
 from api.errors import ApiError, json_response
 from api.requests import OPEN_STATES, known_request, request_object
 from api.settings import HOLD_LOOK_S, HOLD_WAIT_S
@@ -22,27 +23,27 @@ router = APIRouter()
 
 
 @router.post("/v1/requests/{request_id}/pause")
-async def pause_request(api: CurrentApi, request_id: str) -> Response:
+async def pause_request(api: CurrentApi, caller: CurrentCaller, request_id: str) -> Response:
     """Holds the request until it is released: 200 once it has no row any more. Its client's stream
     stays open.
 
     Raises ApiError: 404 when it is unknown, 409 when it has ended, also before it could be held.
     """
-    await known_request(api, request_id)  # nothing is wished for one that is unknown
-    api.service.hold(request_id)
-    return await answer(api, request_id, is_held)
+    view = await known_request(api, caller, request_id)  # one that is unknown cannot be wished for
+    api.service.hold(view.id)
+    return await answer(api, caller, view.id, is_held)
 
 
 @router.post("/v1/requests/{request_id}/resume")
-async def resume_request(api: CurrentApi, request_id: str) -> Response:
+async def resume_request(api: CurrentApi, caller: CurrentCaller, request_id: str) -> Response:
     """Releases the request: 200 once it is in the engine or the queue again, 202 while it waits for
     memory or a row. Nothing changes for one that nobody holds.
 
     Raises ApiError: 404 when it is unknown, 409 when it has ended.
     """
-    await known_request(api, request_id)  # nothing is wished for one that is unknown
-    api.service.release(request_id)
-    return await answer(api, request_id, goes_on)
+    view = await known_request(api, caller, request_id)  # one that is unknown cannot be wished for
+    api.service.release(view.id)
+    return await answer(api, caller, view.id, goes_on)
 
 
 def is_held(view: RequestView) -> bool:
@@ -55,12 +56,14 @@ def goes_on(view: RequestView) -> bool:
     return not view.hold and view.state not in (Phase.PAUSING, Phase.PAUSED, Phase.RESUMING)
 
 
-async def answer(api: Api, request_id: str, is_done: Callable[[RequestView], bool]) -> Response:
+async def answer(
+    api: Api, caller: Caller, request_id: str, is_done: Callable[[RequestView], bool]
+) -> Response:
     """The request once it is so, or as it is after a moment."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + HOLD_WAIT_S
     while True:
-        view = await known_request(api, request_id)
+        view = await known_request(api, caller, request_id)
         must_be_open(view)
         if is_done(view):
             return json_response(request_object(view))

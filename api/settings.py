@@ -27,6 +27,17 @@ MAX_TOOLS_BYTES = 4 * 2**20
 MAX_CLIENT_REQUEST_ID = 128
 """Characters of a client's own X-Request-Id that are kept."""
 
+MAX_KEY_CHARACTERS = 256
+"""Characters of an Idempotency-Key."""
+
+MAX_HEADER_BYTES = 64 * 2**10
+"""Names and values of a request's headers, and its path. What has more is refused unread."""
+
+MAX_CANONICAL_VALUES = 500_000
+"""Values in a body's JSON up to which its canonical form is made, of some hundred bytes each for
+that moment, one body at a time.
+"""
+
 MAX_LISTED_FIELDS = 20
 """Unknown fields that are named in the log line of a request."""
 

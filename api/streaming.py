@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -110,7 +110,7 @@ class Reader:
 
 class EventStream(Response):
     """The answer that a reader's events make. `on_client_gone` is called when the client leaves
-    before all was sent.
+    before all was sent, and `last` is closed when it is over, however it ends.
     """
 
     def __init__(
@@ -118,27 +118,29 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         watch: ClientWatch,
         headers: dict[str, str],
+        *,
         on_client_gone: Callable[[], None],
+        last: ExitStack,
     ) -> None:
         super().__init__(headers={**sse.HEADERS, **headers})
         del self.headers["content-length"]
         self._events = events
         self._watch = watch
         self._on_client_gone = on_client_gone
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it. Not a middleware's business: the client is watched here, also while no event
         is due and while the client does not read.
         """
         del scope, receive  # The watch has them.
-        try:
-            await self._watch.race(self._send(send))
-        except ClientLeft:
-            self._on_client_gone()
-        except SocketCut:
-            await self._watch.cut()
-        finally:
-            self._watch.close()
+        with self._last:
+            try:
+                await self._watch.race(self._send(send))
+            except ClientLeft:
+                self._on_client_gone()
+            except SocketCut:
+                await self._watch.cut()
 
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

@@ -70,13 +70,19 @@ class Readiness:
 
 
 class Service:
-    """See the module's text. Made by `scheduler.wiring.build`; `start` comes after listening."""
+    """See the module's text. Made by `scheduler.wiring.build`; `start` comes after listening.
+    `secret` is the key of the installation.
+    """
 
-    def __init__(self, settings: Settings, run: Run, hub: StreamHub, history: History) -> None:
+    def __init__(
+        self, settings: Settings, run: Run, hub: StreamHub, history: History, secret: bytes
+    ) -> None:
         self.settings = settings
+        self.secret = secret
         self.served: ServedModel | None = None
         self._run = run
         self._hub = hub
+        hub.wish = run.sensors.wish
         self._history = history
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fermata-reader")
         self._described = asyncio.Event()
@@ -138,7 +144,8 @@ class Service:
         return self.served
 
     def submit(self, arrival: Arrival) -> RequestStream:
-        """Hands a request to the scheduler. Await `judged()` for its answer.
+        """Hands a request to the scheduler. Await `judged()` for its answer. Its sender follows the
+        stream from here on, and must `leave` it.
 
         Raises Saturated when the inbox is full, the journal has no space, or the server stops.
         """
@@ -150,7 +157,9 @@ class Service:
             raise self._saturated("journal_full")
         if not run.sensors.has_room():
             raise self._saturated("inbox_full")
-        stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
+        stream = RequestStream(
+            arrival.request_id, arrival.parameters, len(arrival.prompt), num_clients=1
+        )
         self._hub.add(stream)
         run.sensors.arrive(arrival)
         return stream
@@ -167,9 +176,15 @@ class Service:
         """Wants a request that was held by hand to go on."""
         self._run.sensors.wish(events.ReleaseRequested(request_id=request_id))
 
-    def client_gone(self, request_id: str) -> None:
-        """The request's connection is lost."""
-        self._run.sensors.wish(events.ClientGone(request_id=request_id))
+    def follow(self, stream: RequestStream) -> None:
+        """A client reads this stream from here on, until it leaves. A request that nobody follows
+        has lost its client.
+        """
+        self._hub.follow(stream)
+
+    def leave(self, stream: RequestStream) -> None:
+        """A client that follows this stream, or has sent its request, is done with it or lost."""
+        self._hub.leave(stream)
 
     def clear_cache(self, by: str) -> None:
         """Sends away every saved block that may go. `view_cache` says when that is done."""

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from journal.events import KvLimits, Limits, MemoryLimits, ModelFacts, OrphanLimits
+from scheduler.api_keys import ApiKeys
 from scheduler.engine.fake_settings import FakeSettings
 from scheduler.machine import default_reserve_bytes, total_bytes
 from scheduler.overrides import explain, nested
@@ -44,8 +45,8 @@ class ConfigurationError(Exception):
 Permille = Annotated[int, Field(ge=1, le=1000)]
 
 
-class ServerSettings(Group):
-    """The server as its clients meet it.
+class ServerSettings(ApiKeys):
+    """The server as its clients meet it. Its keys are explained in scheduler/api_keys.py.
 
     `drain_limit_ms`: how long a clean stop lets rows in the engine go on. `hold_limit_ms`: how long
     it then waits until what is left of them is held, and saved.
@@ -57,7 +58,6 @@ class ServerSettings(Group):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8321, ge=0, le=65535)
-    api_key: str | None = None
     drain_limit_ms: int = Field(default=10_000, ge=0)
     hold_limit_ms: int = Field(default=60_000, ge=0)
     heartbeat_ms: int = Field(default=10_000, ge=100)
@@ -344,7 +344,7 @@ class Settings(BaseSettings):
         )
 
     def configuration(self) -> dict[str, Scalar]:
-        """All settings as `group.name`, for the journal. The API key is a secret and left out."""
+        """All settings as `group.name`, for the journal. Keys are secrets and left out."""
         flat: dict[str, Scalar] = {}
         for name, value in self.model_dump(mode="json").items():
             if isinstance(value, dict):
@@ -352,8 +352,7 @@ class Settings(BaseSettings):
                 flat |= {f"{name}.{inner}": scalar for inner, scalar in group.items()}
             else:
                 flat[name] = value
-        flat["server.api_key"] = None if self.server.api_key is None else "set"
-        return flat
+        return flat | self.server.recorded()
 
 
 def load_settings(

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from journal.events import RequestRejected
+from journal.events import ClientAttached, ClientGone, RequestRejected
 from scheduler.engine.base import TokenLogprobs
 from scheduler.parameters import RequestParameters
 
 CallSoon = Callable[[Callable[[], None]], object]
+ClientWish = Callable[[ClientGone | ClientAttached], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class RequestStream:
 
     `end` is null until the request has ended; exactly one end ever comes. `cut` means that the
     server stops while the request goes on later: the socket is closed with no terminal event.
+    `num_clients` follow it now. `joined` is the stream that answers in this one's place.
     """
 
     request_id: str
@@ -116,6 +118,14 @@ class RequestStream:
     end: StreamEnd | None = None
     cut: bool = False
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+    num_clients: int = 0
+    joined: "RequestStream | None" = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its request goes on, or is to be judged, in this life of the server."""
+        is_other = isinstance(self.judgement, Rejected | Joined)
+        return self.end is None and not self.cut and not is_other
 
     @property
     def created(self) -> int:
@@ -180,14 +190,16 @@ class StreamCut(Exception):
 
 
 class StreamHub:
-    """All streams that are in memory.
+    """All streams that are in memory, and who follows them.
 
     The loop thread calls `stage` and `flush`; everything else is the asyncio thread's. `call_soon`
-    hands a call over to that thread (`loop.call_soon_threadsafe`).
+    hands a call over to that thread (`loop.call_soon_threadsafe`). `wish` is told when the last
+    client of an open request has left, and when one has come.
     """
 
     def __init__(self, max_lingering: int) -> None:
         self.call_soon: CallSoon | None = None
+        self.wish: ClientWish = ignore
         self.open: dict[str, RequestStream] = {}
         self.ended: OrderedDict[str, RequestStream] = OrderedDict()
         self.max_lingering = max_lingering
@@ -201,6 +213,36 @@ class StreamHub:
     def find(self, request_id: str) -> RequestStream | None:
         """The stream in memory, open or ended a while ago."""
         return self.open.get(request_id) or self.ended.get(request_id)
+
+    def follow(self, stream: RequestStream) -> None:
+        """One client more reads the stream, until it leaves."""
+        self.count(stream, 1)
+
+    def leave(self, stream: RequestStream) -> None:
+        """A client that has followed the stream does not any more: it has all, or is lost."""
+        self.count(stream.joined or stream, -1)
+
+    def count(self, stream: RequestStream, change: int) -> None:
+        """So many clients more. Whether there is any is the scheduler's business."""
+        num_before = stream.num_clients
+        stream.num_clients += change
+        assert stream.num_clients >= 0, f"more clients leave {stream.request_id} than came"
+        if not stream.is_open:
+            return
+        if stream.num_clients == 0:
+            self.wish(ClientGone(request_id=stream.request_id))
+        elif num_before == 0:
+            self.wish(ClientAttached(request_id=stream.request_id))
+
+    def join(self, stream: RequestStream, joined_id: str) -> None:
+        """The clients of this stream follow another one from here on. There may be none left by
+        now: the scheduler has taken it for granted that there is one, and must hear of it. One that
+        has ended has nobody who waits for its clients.
+        """
+        other = self.open.get(joined_id)
+        if other is not None:
+            stream.joined = other
+            self.count(other, stream.num_clients)
 
     def update(self, request_id: str) -> StreamUpdate:
         """What this step brings to the stream, to be filled in. Loop thread."""
@@ -226,6 +268,8 @@ class StreamHub:
             if stream is None:
                 continue
             stream.apply(update)
+            if isinstance(stream.judgement, Joined):
+                self.join(stream, stream.judgement.request_id)
             if stream.end is not None or isinstance(stream.judgement, Rejected | Joined):
                 self.retire(stream)
 
@@ -243,3 +287,7 @@ class StreamHub:
         for stream in list(self.open.values()):
             stream.apply(StreamUpdate(stream.request_id, cut=True))
         self.open.clear()
+
+
+def ignore(_: object) -> None:
+    """Nobody needs to know."""

@@ -23,6 +23,10 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     `num_pinned_blocks` blocks and a tail of `tail_bytes`. It was held `num_pauses` times, and
     `held_ms` in all.
 
+    `orphaned_by` says why it has no client though it is open, and `orphaned_ms` for how long.
+    `keyed`: it was sent with an Idempotency-Key. `joined_id` is the request that was sent before
+    and answers in its place; `owner_digest` is that of its API key. Nobody is shown these two.
+
     Times are Unix nanoseconds; `age_ms` runs from arrival to the end, or to now.
     """
 
@@ -57,6 +61,12 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     solo: bool
     reason: str | None
     detail: str | None
+    has_client: bool
+    orphaned_by: str | None
+    orphaned_ms: int
+    keyed: bool
+    joined_id: str | None
+    owner_digest: str
 
 
 class ReliefView(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,7 +304,18 @@ def view_open(
         solo=request.solo,
         reason=None,
         detail=None,
+        has_client=request.orphaned_by is None,
+        orphaned_by=request.orphaned_by,
+        orphaned_ms=orphaned_ns(request, now_ns) // 1_000_000,
+        keyed=bool(request.key_digest),
+        joined_id=None,
+        owner_digest=request.owner_digest,
     )
+
+
+def orphaned_ns(request: Request, now_ns: int) -> int:
+    """How long the request has been without a client."""
+    return 0 if request.orphaned_by is None else max(0, now_ns - request.orphaned_ns)
 
 
 def held_ns(request: Request, now_ns: int) -> int:

@@ -80,8 +80,13 @@ def make_service(settings: Settings, source: ModelSource) -> "Service":
 
     try:
         return build(settings, source)
-    except JournalError as error:
+    except (JournalError, KeyDamaged) as error:
         raise StartError(str(error)) from error
+    except OSError as error:
+        key = settings.state / KEY_FILE
+        raise StartError(
+            f"{key}, the installation's key, cannot be made ({error.strerror})"
+        ) from error
 
 
 def configure_logging() -> None:
@@ -175,9 +180,9 @@ def make_state_folder(state: Path) -> None:
 
 
 def check_key(settings: Settings) -> None:
-    """If there is a key of saved KV, it can be used. Raises StartError."""
+    """If there is a key of the installation, it can be used. Raises StartError."""
     key = settings.state / KEY_FILE
-    if not settings.kv.enabled or not key.exists():
+    if not key.exists():
         return
     try:
         read_key(key)
@@ -185,8 +190,7 @@ def check_key(settings: Settings) -> None:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(
-            f"{key}, the key of saved KV, cannot be read ({error.strerror}): let it be read, or"
-            " serve without saving (kv.enabled = false)"
+            f"{key}, the installation's key, cannot be read ({error.strerror}): let it be read"
         ) from error
 
 

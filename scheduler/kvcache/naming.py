@@ -62,7 +62,7 @@ def read_key(path: Path) -> bytes:
     if len(secret) != KEY_BYTES:
         raise KeyDamaged(
             f"{path} has {len(secret)} bytes, a key has {KEY_BYTES}: remove the file, and a new key"
-            " is made; the saved KV cannot be found again then, nothing else is lost"
+            " is made; saved KV cannot be found again then, and whatever is sent again is new"
         )
     return secret
 

@@ -24,6 +24,7 @@ from tests.integration.test_http_clients import assert_empty, send
 
 PHASES = [phase for phase, kind in TRANSITIONS if kind == "request_cancelled"]
 HOUR_NS = 3_600 * 10**9
+GRACE_S = 600
 PATH = "/v1/completions"
 
 
@@ -73,6 +74,10 @@ def end(
         server.http.delete(f"/v1/requests/{request_id}").raise_for_status()
     elif way == "client_gone":
         client.close()
+    elif way == "nobody_came":
+        client.close()
+        server.wait_until(lambda view: any(r.orphaned_by for r in view.requests))
+        ahead.ns = GRACE_S * 10**9
     else:
         ahead.ns = HOUR_NS
 
@@ -86,7 +91,7 @@ def final_state(folder: Path) -> SchedulerState:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("way", ["cancel_requested", "client_gone", "deadline"])
+@pytest.mark.parametrize("way", ["cancel_requested", "client_gone", "nobody_came", "deadline"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_request_ends_once_and_nothing_of_it_stays(  # noqa: PLR0917
     tmp_path: Path,
@@ -99,7 +104,10 @@ def test_a_request_ends_once_and_nothing_of_it_stays(  # noqa: PLR0917
 ) -> None:
     groups = {
         "memory": {"ceiling": "none"},
-        "requests": {"max_age_s": 3_600},
+        "requests": {
+            "max_age_s": 3_600,
+            "orphan_grace_s": 0 if way == "client_gone" else GRACE_S,
+        },
         "scheduler": {"chunk_tokens": 16, "max_rows": 1},
     }
     with pressed(tmp_path, **groups) as pressed_server:
@@ -115,12 +123,14 @@ def test_a_request_ends_once_and_nothing_of_it_stays(  # noqa: PLR0917
         request_id = server.wait_for_phase(phase.value)
         end(way, server, client, request_id, ahead)
         ended = server.wait_for_end(request_id)
-        assert (ended["state"], ended["reason"]) == ("cancelled", way)
+        reason = "client_gone" if way == "nobody_came" else way
+        assert (ended["state"], ended["reason"]) == ("cancelled", reason)
         held_readers.set()  # a row that is being filled is let go between two files
         pressed_server.engine.gate.set()
         if first is not None:
-            first.close()
+            ahead.ns = HOUR_NS
             server.wait_until(lambda view: view.requests == [])
+            first.close()
         assert_empty(server)
         assert pressed_server.engine.read_memory().active_bytes == 1_000_000
         client.close()

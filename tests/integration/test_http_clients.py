@@ -1,4 +1,6 @@
-"""Clients that leave: noticed in every phase, for both kinds of answer; nothing stays of them."""
+"""Clients that leave, where nobody is waited for: noticed in every phase, for both kinds of answer;
+nothing stays of them. What becomes of them where somebody is: test_http_orphans.py.
+"""
 
 import json
 import socket
@@ -16,6 +18,10 @@ LONG: dict[str, Any] = {
     "max_tokens": 50_000,
     "ignore_eos": True,
 }
+
+
+AT_ONCE: dict[str, Any] = {"orphan_grace_s": 0}
+"""Requests whose client is lost end at once."""
 
 
 def send(server: RunningServer, body: dict[str, Any], path: str = CHAT) -> socket.socket:
@@ -46,7 +52,7 @@ def assert_empty(server: RunningServer) -> None:
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
 def test_client_that_leaves_ends_its_request(tmp_path: Path, phase: str, stream: bool) -> None:
     speed = {"prefill_tokens_per_s": 100 if phase == "prefilling" else 0, "step_ms": 5}
-    with running(tmp_path, fake=speed, scheduler={"chunk_tokens": 16}) as server:
+    with running(tmp_path, fake=speed, scheduler={"chunk_tokens": 16}, requests=AT_ONCE) as server:
         connection = send(server, LONG | {"stream": stream})
         request_id = server.wait_for_phase(phase)
         connection.close()
@@ -56,7 +62,9 @@ def test_client_that_leaves_ends_its_request(tmp_path: Path, phase: str, stream:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_leaves_the_queue_ends_its_request(tmp_path: Path, stream: bool) -> None:
-    with running(tmp_path, fake={"step_ms": 5}, scheduler={"max_rows": 1}) as server:
+    with running(
+        tmp_path, fake={"step_ms": 5}, scheduler={"max_rows": 1}, requests=AT_ONCE
+    ) as server:
         holder = send(server, LONG)
         holder_id = server.wait_for_phase("decoding")
         connection = send(server, LONG | {"stream": stream})
@@ -70,7 +78,7 @@ def test_client_that_leaves_the_queue_ends_its_request(tmp_path: Path, stream: b
 
 
 def test_client_that_leaves_while_the_model_loads_ends_its_request(tmp_path: Path) -> None:
-    with running(tmp_path, fake={"load_ms": 60_000}) as server:
+    with running(tmp_path, fake={"load_ms": 60_000}, requests=AT_ONCE) as server:
         connection = send(server, LONG)
         request_id = server.wait_for_phase("waiting")
         connection.close()
@@ -78,7 +86,7 @@ def test_client_that_leaves_while_the_model_loads_ends_its_request(tmp_path: Pat
 
 
 def test_client_that_stops_reading_and_leaves_is_noticed(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
+    with running(tmp_path, requests=AT_ONCE) as server:
         server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = send(server, LONG | {"stream": True})
         request_id = server.wait_for_phase("decoding")

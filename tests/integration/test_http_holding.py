@@ -12,7 +12,7 @@ import pytest
 import api.holding
 from tests.integration.events import Event, parse_event, parse_stream
 from tests.integration.http_server import RunningServer, running
-from tests.integration.test_http_clients import assert_cancelled, assert_empty, send
+from tests.integration.test_http_clients import AT_ONCE, assert_cancelled, assert_empty, send
 
 TEXT = "/v1/completions"
 ASKED: dict[str, Any] = {
@@ -28,6 +28,7 @@ GROUPS: dict[str, Any] = {
     "scheduler": {"chunk_tokens": 32},
     "memory": {"ceiling": "none"},
     "kv": {"memory_bytes": 0},
+    "requests": AT_ONCE,
 }
 
 

@@ -71,7 +71,7 @@ def assert_goes_on_after_every_position(
     assert len(tokens) == num_tokens
     whole = text_of(resumed(server, request_id, None))
     assert whole == bytes(tokens).decode(errors="replace")
-    for after in range(num_tokens + 2):
+    for after in range(num_tokens + 1):
         rest = resumed(server, request_id, after)
         seen = whole if after >= num_tokens else shown_by(tokens[:after], stop)
         for event in rest:
