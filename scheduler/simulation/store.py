@@ -9,27 +9,24 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 from pathlib import PurePath
 from typing import Literal
 
 from journal import events
 from journal.events import Fact, ModelFacts, PlannedBlock
 from scheduler.effects import RemoveFiles
-from scheduler.engine.base import BadFile, Caches, RestoreRow, RowRestored, SaveTail
+from scheduler.engine.base import Caches, RestoreRow, SaveTail
+from scheduler.keptfiles import lost, tail_not_saved, tail_saved
 from scheduler.kvcache.naming import SUFFIX, BlockNamer, domain_digest
-from scheduler.prefix import STATE_SUFFIX, is_tail, tail_name
+from scheduler.prefix import STATE_SUFFIX, tail_name
 from scheduler.settings import KvSettings
-from scheduler.simulation.disk import File, SimulatedDisk
+from scheduler.simulation.disk import Damage, File, SimulatedDisk, WriteTrouble
+from scheduler.simulation.restore import SimulatedRestore, state_of
 
 SECRET = bytes(32)
 
-Part = Literal["block", "state", "tail"]
-
-
-def state_of(tokens: "array[int]") -> bytes:
-    """What a state says of all that went into it."""
-    return sha256(tokens.tobytes()).digest()
+Failure = Literal["disk_full", "io_error", "given_up", "not_taken"]
+Outcome = Callable[[Failure | None, int], Fact]
 
 
 class SimulatedStore:
@@ -57,6 +54,8 @@ class SimulatedStore:
         self.tier_bytes = 0
         self.writing_bytes = 0
         self.stopped_ns: int | None = None
+        self.stopped: WriteTrouble | None = None
+        self.outcomes: dict[str, tuple[int, Outcome]] = {}
 
     # What the engine calls
 
@@ -76,8 +75,7 @@ class SimulatedStore:
             elif self.writing_bytes + file.num_bytes > 2 * self.limits.writing_bytes:
                 self.deliver(not_saved(planned, "not_taken"))
             else:
-                fact = partial(saved, planned, file)
-                self.write(name, file, fact, not_saved(planned, "disk_full"))
+                self.write(name, file, partial(block_outcome, planned, file))
 
     def cut(self, caches: Caches, planned: PlannedBlock) -> File:
         """The block's tokens, or the state at its end."""
@@ -90,26 +88,36 @@ class SimulatedStore:
         assert len(kept) == end, "a state is that of the row's own position"
         return File(array("I"), state_of(kept), self.facts.state_bytes)
 
-    def write(self, name: str, file: File, fact: Callable[[int], Fact], failed: Fact) -> None:
+    def write(self, name: str, file: File, outcome: Outcome) -> None:
         """Hands a file to the disk; its bytes are in a writer's hands until it is durable, or has
-        failed.
+        failed. Then what has not begun to be written is given up, and nothing is taken.
         """
+        assert name not in self.outcomes, f"{name} is being written already"
         self.writing_bytes += file.num_bytes
+        self.outcomes[name] = (file.num_bytes, outcome)
 
-        def done(is_there: bool, duration_ns: int) -> None:
-            self.writing_bytes -= file.num_bytes
-            if not is_there and self.stopped_ns is None:
+        def done(trouble: WriteTrouble | None, duration_ns: int) -> None:
+            self.tell(name, trouble, duration_ns)
+            if trouble is not None and self.stopped_ns is None:
                 self.stopped_ns = self.timeline.now_ns
-                self.deliver(events.SavingStopped(reason="disk_full", detail=""))
-            self.deliver(fact(duration_ns) if is_there else failed)
+                self.stopped = trouble
+                self.deliver(events.SavingStopped(reason=trouble, detail=""))
+                for waiting in self.disk.give_up():
+                    self.tell(waiting, "given_up", 0)
 
         self.disk.write(name, file, done)
+
+    def tell(self, name: str, failure: Failure | None, duration_ns: int) -> None:
+        """What came of a file that was to be written."""
+        num_bytes, outcome = self.outcomes.pop(name)
+        self.writing_bytes -= num_bytes
+        self.deliver(outcome(failure, duration_ns))
 
     def probe(self) -> None:
         """The disk has room again, and saving goes on."""
         if self.stopped_ns is not None:
             stopped_ns = self.timeline.now_ns - self.stopped_ns
-            self.stopped_ns = None
+            self.stopped_ns = self.stopped = None
             self.deliver(events.SavingResumed(stopped_ns=stopped_ns))
 
     def refuse(self, blocks: Sequence[PlannedBlock]) -> None:
@@ -128,19 +136,39 @@ class SimulatedStore:
         num_bytes = len(tokens) * self.facts.kv_bytes_per_token + self.facts.state_bytes
         file = File(tokens, state_of(kept) if self.facts.state_bytes else b"", num_bytes)
         name = tail_name(command.request_id, end)
-        if self.stopped_ns is not None:
-            self.deliver(tail_failed(command, "disk_full", ""))
-            return
-        fact = partial(tail_saved, command, end, num_bytes)
-        self.write(name, file, fact, tail_failed(command, "disk_full", ""))
+        if name in self.outcomes:
+            self.refuse_tail(command, "an older one of this name is still being written")
+        elif self.stopped is not None:
+            self.deliver(tail_not_saved(command, self.stopped, ""))
+        elif self.writing_bytes + num_bytes > 2 * self.limits.writing_bytes:
+            self.refuse_tail(command, "the writers have no room for it")
+        else:
+            there = partial(tail_saved, command, end, num_bytes)
+            self.write(name, file, partial(self.tail_outcome, command, there))
+
+    def tail_outcome(
+        self,
+        command: SaveTail,
+        there: Callable[[int], Fact],
+        failure: Failure | None,
+        duration_ns: int,
+    ) -> Fact:
+        """What came of a tail. Given up with others, it has failed as they did."""
+        match failure:
+            case None:
+                return there(duration_ns)
+            case "disk_full" | "io_error" | "not_taken":
+                return tail_not_saved(command, failure, "")
+            case "given_up":
+                return tail_not_saved(command, self.stopped or "not_taken", "")
 
     def refuse_tail(self, command: SaveTail, reason: str) -> None:
         """See `KvPort.refuse_tail`."""
-        self.deliver(tail_failed(command, "not_taken", reason))
+        self.deliver(tail_not_saved(command, "not_taken", reason))
 
     def restore(
         self, caches: Caches, command: RestoreRow, num_room_tokens: int, ready: Callable[[], None]
-    ) -> "SimulatedRestore":
+    ) -> SimulatedRestore:
         """See `KvPort.restore`."""
         del num_room_tokens, ready
         return SimulatedRestore(self, caches, command)
@@ -152,13 +180,18 @@ class SimulatedStore:
         return BlockNamer(SECRET, self.domain), self.block_tokens
 
     def begin(self, known: Mapping[str, int]) -> None:
-        """As `KvStore.begin`: what no event knows is swept, and what is not there is told."""
+        """As `KvStore.begin`: what no event knows is swept, and what is not there, or has another
+        size, is told.
+        """
         names = dict.fromkeys(PurePath(path).name.removesuffix(SUFFIX) for path in known)
         missing = [name for name in names if name not in self.disk.files]
+        resized = [name for name in names if name in self.disk.cut]
         if missing:
-            self.deliver(lost(missing))
+            self.deliver(lost(missing, "missing"))
+        if resized:
+            self.deliver(lost(resized, "corrupt"))
         swept = [name for name in self.disk.files if name not in names]
-        swept_bytes = sum(self.disk.files.pop(name).num_bytes for name in swept)
+        swept_bytes = sum(self.disk.remove(name) for name in swept)
         self.deliver(
             events.StoreMeasured(
                 free_bytes=self.disk.free_bytes, num_swept=len(swept), swept_bytes=swept_bytes
@@ -170,7 +203,7 @@ class SimulatedStore:
         states = [name + STATE_SUFFIX for name in effect.states]
         for name in (*effect.hashes, *states, *effect.tails):
             self.forget(name)
-            self.disk.files.pop(name, None)
+            self.disk.remove(name)
 
     def shrink(self, names: Iterable[str]) -> None:
         """As `KvStore.shrink`."""
@@ -191,134 +224,34 @@ class SimulatedStore:
         file = self.tier.pop(name, None)
         self.tier_bytes -= 0 if file is None else file.num_bytes
 
+    def damage_of(self, name: str) -> Damage | None:
+        """What is wrong with a file for somebody who needs it: nothing, where memory has it."""
+        return None if name in self.tier else self.disk.look_at(name)
+
+    def damage_on_disk(self, name: str) -> Damage | None:
+        """What a look at the file itself shows. Where it has none memory lets go of it as well."""
+        damage = self.disk.look_at(name)
+        if damage == "io_error":
+            return None
+        if damage is not None:
+            self.forget(name)
+        return damage
+
     def held_bytes(self) -> int:
         """What its blocks in memory and in writers' hands take of the allocator."""
         return self.tier_bytes + self.writing_bytes
 
 
-class SimulatedRestore:
-    """One row being filled. Its files are read one behind the other from the start on."""
-
-    def __init__(self, store: SimulatedStore, caches: Caches, command: RestoreRow) -> None:
-        self.store = store
-        self.cache = caches[0]
-        self.kept = array("I")
-        self.command = command
-        self.begun_ns = store.timeline.now_ns
-        self.num_filled = 0
-        self.read_bytes = 0
-        self.num_memory_tokens = 0
-        self.parts = parts_of(command)
-        self.ready_ns: list[int] = []
-        for name in self.parts:
-            self.ready_ns.append(self.read(name))
-            store.timeline.at(self.ready_ns[-1], store.nudge)
-
-    def read(self, name: str) -> int:
-        """When the file will have been read."""
-        before = self.ready_ns[-1] if self.ready_ns else self.begun_ns
-        file = self.store.disk.files.get(name)
-        if name in self.store.tier:
-            self.store.tier.move_to_end(name)
-            if not name.endswith(STATE_SUFFIX):
-                self.num_memory_tokens += self.store.block_tokens
-            return before
-        if file is None:
-            return before
-        self.read_bytes += file.num_bytes
-        return max(before, self.store.disk.read_until(file.num_bytes))
-
-    def has_news(self) -> bool:
-        """Whether the next file has been read."""
-        return self.ready_ns[self.num_filled] <= self.store.timeline.now_ns
-
-    def advance(self, *, wait: bool) -> RowRestored | None:
-        """See `Restoring.advance`."""
-        assert not wait, "virtual time is not waited for"
-        if not self.has_news():
-            return None
-        name = self.parts[self.num_filled]
-        file = self.store.tier.get(name) or self.store.disk.files.get(name)
-        if file is None:
-            return self.stop_before(name)
-        self.kept.extend(file.tokens)
-        if file.state:
-            assert state_of(self.kept) == file.state, f"{name} is another row's state"
-        self.num_filled += 1
-        if self.num_filled < len(self.parts):
-            return None
-        return self.result(self.command.num_tokens, ())
-
-    def close(self) -> None:
-        """See `Restoring.close`."""
-
-    def stop_before(self, name: str) -> RowRestored:
-        """The row from what is good before a file that is not there."""
-        block_tokens = self.store.block_tokens
-        depths = self.command.states if self.store.facts.state_bytes else range(self.num_filled + 1)
-        there = [d for d in depths if d <= self.num_filled and self.has_state(d)]
-        return self.result(max(there, default=0) * block_tokens, (bad_file(name),))
-
-    def has_state(self, depth: int) -> bool:
-        if not self.store.facts.state_bytes or depth == 0:
-            return True
-        return self.command.hashes[depth - 1] + STATE_SUFFIX in self.store.disk.files
-
-    def result(self, position: int, bad: tuple[BadFile, ...]) -> RowRestored:
-        """What came of it."""
-        self.cache.feed(self.kept[:position])
-        memory = min(self.num_memory_tokens, position)
-        return RowRestored(
-            number=self.command.number,
-            num_tokens=position,
-            num_memory_tokens=memory,
-            num_disk_tokens=position - memory,
-            read_bytes=self.read_bytes,
-            duration_ns=self.store.timeline.now_ns - self.begun_ns,
-            bad=bad,
-        )
+def block_outcome(
+    planned: PlannedBlock, file: File, failure: Failure | None, duration_ns: int
+) -> Fact:
+    """What came of a block, or of a state."""
+    return not_saved(planned, failure) if failure else saved(planned, file, duration_ns)
 
 
-def parts_of(command: RestoreRow) -> list[str]:
-    """The files of a restore in their order: blocks, then the tail or the deepest state."""
-    names = list(command.hashes)
-    if command.tail is not None:
-        names.append(tail_name(command.tail.request_id, command.tail.end))
-    elif command.states:
-        names.append(command.hashes[command.states[-1] - 1] + STATE_SUFFIX)
-    return names
-
-
-def bad_file(name: str) -> BadFile:
-    """A file that is missing, as a restore reports it."""
-    if name.endswith(STATE_SUFFIX):
-        return BadFile(name.removesuffix(STATE_SUFFIX), "state", "missing", "")
-    part: Part = "tail" if is_tail(name) else "block"
-    return BadFile(name, part, "missing", "")
-
-
-def lost(names: Sequence[str]) -> Fact:
-    """The fact of files that the journal knows and the disk has not."""
-    states = [name for name in names if name.endswith(STATE_SUFFIX)]
-    tails = [name for name in names if is_tail(name)]
-    return events.BlocksLost(
-        hashes=tuple(name for name in names if name not in states and name not in tails),
-        states=tuple(name.removesuffix(STATE_SUFFIX) for name in states),
-        reason="missing",
-        tails=tuple(tails),
-    )
-
-
-def not_saved(planned: PlannedBlock, reason: Literal["disk_full", "given_up", "not_taken"]) -> Fact:
+def not_saved(planned: PlannedBlock, reason: Failure) -> Fact:
     """The fact of a block, or of a state, of which there is no file."""
     return events.BlockSaveFailed(hash=planned.hash, part=planned.part, reason=reason, detail="")
-
-
-def tail_failed(command: SaveTail, reason: Literal["disk_full", "not_taken"], detail: str) -> Fact:
-    """The fact of a tail of which there is no file."""
-    return events.ChainSaveFailed(
-        request_id=command.request_id, number=command.number, reason=reason, detail=detail
-    )
 
 
 def saved(planned: PlannedBlock, file: File, duration_ns: int) -> Fact:
@@ -327,17 +260,5 @@ def saved(planned: PlannedBlock, file: File, duration_ns: int) -> Fact:
         hash=planned.hash,
         part=planned.part,
         saved_bytes=file.num_bytes,
-        duration_ns=duration_ns,
-    )
-
-
-def tail_saved(command: SaveTail, end: int, num_bytes: int, duration_ns: int) -> Fact:
-    """The fact of a tail that is durable, or of one that is nothing."""
-    return events.ChainSaved(
-        request_id=command.request_id,
-        number=command.number,
-        tail_start=command.tail_start,
-        num_tokens=end,
-        tail_bytes=num_bytes,
         duration_ns=duration_ns,
     )

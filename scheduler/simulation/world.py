@@ -4,95 +4,48 @@ At each moment of virtual time everything that can happen does: the loop takes i
 begins its next piece of work, and when neither has anything to do time goes on to the next moment
 at which something comes: the end of a piece of work, of a write or of a read, an arrival, a reading
 of memory, a deadline. What overlaps in a real server overlaps here.
+
+Processes come and go: one is killed at any moment, or stops, and the next one takes up the journal
+and the disk. Clients see their connections lost, and come back or not.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
-from typing import cast
 
 from journal import events
-from journal.database import Durability
-from journal.events import Decision, Fact, ModelFacts, Record
-from journal.journal import Journal
-from journal.memory import MemoryJournal
-from journal.tokens import NO_ROWS, SideRows
-from scheduler.deadlines import deadline_ns
+from journal.events import Record
 from scheduler.engine.base import MemoryReading
-from scheduler.engine.fake_row import fake_token, prompt_digest
-from scheduler.engine.fake_tokenizer import END_OF_TURN, FakeTokenizer
-from scheduler.engine.model import ModelDescription
-from scheduler.gauge import Gauge
 from scheduler.invariants import check
-from scheduler.kvstore import KvStore
-from scheduler.loop import Loop
-from scheduler.machine import MachineReading
-from scheduler.parameters import RequestParameters, SamplingParameters
-from scheduler.recovery import recover
+from scheduler.loop import StopNow
 from scheduler.replay import Divergence, Replay
-from scheduler.run import server_started
-from scheduler.sensors import Sensors, WishFact
-from scheduler.settings import Settings
-from scheduler.simulation.cost import DiskCost, EngineCost
+from scheduler.sensors import WishFact
+from scheduler.settings import NS_PER_MS, NS_PER_S, Settings
+from scheduler.simulation.clients import Asked, Client, Habits, Surroundings
+from scheduler.simulation.coverage import Coverage
 from scheduler.simulation.disk import SimulatedDisk
+from scheduler.simulation.doors import Doors
 from scheduler.simulation.engine import SimulatedEngine
+from scheduler.simulation.hardware import Hardware
+from scheduler.simulation.journal import SimulatedJournal
+from scheduler.simulation.marks import Killed, Marks
+from scheduler.simulation.process import Machine, Process, assert_same
+from scheduler.simulation.promises import Promises
 from scheduler.simulation.store import SimulatedStore
 from scheduler.simulation.timeline import Timeline
-from scheduler.streams import Arrival, RequestStream
+from scheduler.simulation.truth import Truth
+from scheduler.state import SchedulerState
+from scheduler.streams import StreamHub
+
+PATIENT = Habits()
+
+__all__ = ["Asked", "Habits", "Hardware", "Stuck", "World", "nothing"]
 
 
 class Stuck(Exception):
     """Requests are open, and nothing goes on any more, or not within the bound of virtual time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a simulated server runs on, and the model it serves."""
-
-    facts: ModelFacts
-    engine: EngineCost
-    disk: DiskCost
-    disk_bytes: int = 2 * 10**12
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to come: `at_ns` after the start. It puts out `max_tokens`, or fewer where the
-    engine ends turns and `ends_turn` lets it.
-    """
-
-    num_prompt_tokens: int
-    max_tokens: int
-    at_ns: int = 0
-    ends_turn: bool = False
-    shares: int = 0
-
-
-class NotedJournal(MemoryJournal):
-    """A journal in memory that shows each record as it is committed."""
-
-    def __init__(self, note: Callable[[Record], None]) -> None:
-        super().__init__()
-        self.note = note
-
-    def commit(
-        self,
-        step: int,
-        at_ns: int,
-        facts: Sequence[Fact],
-        decisions: Sequence[Decision],
-        side: SideRows = NO_ROWS,
-        *,
-        durability: Durability = "process",
-    ) -> list[Record]:
-        """As `Journal.commit`."""
-        records = super().commit(step, at_ns, facts, decisions, side, durability=durability)
-        for record in records:
-            self.note(record)
-        return records
 
 
 @dataclass
@@ -101,6 +54,8 @@ class World:
     work before the loop has answered the last. `checks`: every invariant after each step.
     `watch` is called after each step, `read` may change each reading of the allocator, and
     `ballast_bytes` is what the allocator gave to something that the scheduler knows nothing of.
+    The next process begins `downtime_ns` after the end of one, with the settings and the hardware
+    that there are by then.
     """
 
     settings: Settings
@@ -108,22 +63,36 @@ class World:
     seed: int = 0
     race: int = 0
     checks: bool = True
+    downtime_ns: int = 0
     records: Counter[str] = field(default_factory=Counter[str])
     ended_ns: dict[str, int] = field(default_factory=dict[str, int])
+    coverage: Coverage = field(default_factory=Coverage)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
+        self.home = self.hardware
         self.timeline = Timeline()
-        self.journal = NotedJournal(self.note)
+        self.journal = SimulatedJournal(self.note)
         self.disk = SimulatedDisk(self.timeline, self.hardware.disk, self.hardware.disk_bytes)
-        self.streams: dict[str, RequestStream] = {}
-        self.prompts: dict[str, array[int]] = {}
+        self.truth = Truth()
+        self.doors = Doors(self.journal)
+        self.promises = Promises(self.doors, self.disk)
+        self.marks = Marks()
+        self.clients: list[Client] = []
+        self.contents: dict[int, array[int]] = {}
+        self.num_ids = 0
         self.ballast_bytes = 0
         self.watch: Callable[[], None] = nothing
         self.read: Callable[[MemoryReading], MemoryReading] = same
-        self.plans: list[tuple[int, Callable[[], None]]] = []
-        self.arrivals: dict[str, Arrival] = {}
-        self.told: dict[str, list[int]] = {}
+        self.is_up = False
+        self.machine = Machine(
+            timeline=self.timeline,
+            journal=self.journal,
+            disk=self.disk,
+            read_memory=lambda: self.read(self.engine.read_memory()),
+            ballast_bytes=lambda: self.ballast_bytes,
+            wait_for_space=self.wait_for_space,
+        )
         self.nonce = 0
         self.begin()
 
@@ -132,92 +101,178 @@ class World:
     def begin(self) -> None:
         """A process that takes up the journal and the disk. Each has a nonce of its own."""
         self.nonce += 1
-        facts, kv = self.hardware.facts, self.settings.kv
-        journal = cast("Journal", self.journal)
-        recovered = recover(journal, self.settings.requests.max_lingering)
-        self.state, self.hub = recovered.state, recovered.hub
-        self.sensors = Sensors(recovered.known, self.settings.scheduler.max_inbox, self.timeline)
-        self.loop = Loop(self.settings, journal, recovered, self.sensors, no_space)
-        self.engine = SimulatedEngine(
-            facts, self.nonce, self.settings.fake, self.timeline, self.hardware.engine
-        )
-        self.sensors.gauge = Gauge(
-            self.settings.memory.sample_ms, self.timeline, self.read_memory, NobodyElse()
-        )
-        self.store = SimulatedStore(
-            facts, kv, self.disk, self.sensors.deliver_fact, self.engine.nudge
-        )
-        self.engine.held_elsewhere = lambda: self.store.held_bytes() + self.ballast_bytes
-        description = ModelDescription(facts.name, FakeTokenizer(), facts, blas="none")
-        started = server_started(self.settings, description, self.nonce)
-        self.loop.begin(started, self.engine, cast("KvStore", self.store))
+        self.process = Process(self.settings, self.hardware, self.machine, self.nonce)
+        if self.checks and self.process.recovered.snapshot_seq:
+            assert_same(self.journal, self.process.recovered)
+        self.process.begin()
+        self.is_up = True
+        self.doors.open(self.process.loop)
 
-    def crash(self) -> None:
-        """The process is killed, and the next one begins at once. What the engine and the writers
-        had in hand is gone; what is to come from outside comes.
+    @property
+    def state(self) -> SchedulerState:
+        return self.process.state
+
+    @property
+    def hub(self) -> StreamHub:
+        return self.process.hub
+
+    @property
+    def engine(self) -> SimulatedEngine:
+        return self.process.engine
+
+    @property
+    def store(self) -> SimulatedStore:
+        return self.process.store
+
+    def crash(self, *, power: bool = False) -> None:
+        """The process is killed here; with `power`, the machine is switched off."""
+        raise Killed(power=power)
+
+    def die(self, *, power: bool) -> None:
+        """What the engine and the writers had in hand is gone; what is to come from outside comes.
+        A loss of power also takes what was not flushed.
         """
-        for request_id, stream in self.streams.items():
-            self.told[request_id] = self.expected_tokens(request_id, len(stream.tokens))
-        unanswered = [s.request_id for s in self.hub.open.values() if s.judgement is None]
+        last = self.journal.kept[-1].decisions if self.journal.kept else ()
+        self.coverage.crash(self.state, last)
+        if not self.is_up:
+            self.coverage.meet("crash while starting")
+        self.leave()
+        for client in self.clients:
+            if client.stream is not None:
+                client.lost()
+        if power:
+            self.lose_power()
+        else:
+            self.disk.lose_process(self.random)
+        self.rise()
+
+    def lose_power(self) -> None:
+        """What was not flushed is as if it had never been. Whoever has read of it reads on from
+        what is left.
+        """
+        self.coverage.meet("loss of power")
+        self.disk.lose_power(self.random)
+        self.journal.lose_power(self.random)
+        self.truth.lose(self.journal)
+        ended = {row.request_id for row in self.journal.requests.values() if row.outcome}
+        self.promises.lose_power(ended)
+        self.ended_ns = {name: at_ns for name, at_ns in self.ended_ns.items() if name in ended}
+        for client in self.clients:
+            client.position = min(client.position, self.truth.num_delivered(client.answer))
+
+    def leave(self) -> None:
+        """The process is gone, with all that it had planned."""
+        self.truth.end_life(self.journal, self.nonce)
+        self.is_up = False
+        self.doors.shut()
         self.timeline.forget()
-        self.disk.lose_power()
         self.journal.close()
-        self.begin()
-        self.streams.update(self.hub.open)
-        coming = [plan for plan in self.plans if plan[0] > self.timeline.now_ns]
-        self.plans = []
-        for at_ns, happen in coming:
-            self.plan(at_ns, happen)
-        for request_id in unanswered:  # its client asks again
-            self.plan(self.timeline.now_ns, partial(self.arrive, self.arrivals[request_id]))
+
+    def stop(self) -> None:
+        """Somebody wants the process to end in good order; the second time, at once."""
+        if not self.is_up:
+            return
+        if self.process.stopping.begun:
+            self.coverage.meet("second signal")
+            self.process.stopping.at_once.set()
+        else:
+            if self.state.admitted:
+                self.coverage.meet("clean stop with rows")
+            self.process.stopping.begin()
+            self.process.sensors.stop("SIGTERM")
+
+    def end(self) -> None:
+        """The end of a stop that was waited for."""
+        if not self.journal.is_full:
+            self.process.loop.save_snapshot()
+        self.leave_in_order()
+
+    def leave_in_order(self) -> None:
+        """All streams are cut, and the process is gone. The next one begins."""
+        self.hub.cut_all()
+        for client in self.clients:
+            client.look()
+        self.leave()
+        self.disk.lose_process(self.random)
+        self.rise()
+
+    def rise(self) -> None:
+        """The next process begins."""
+        self.timeline.at(self.timeline.now_ns + self.downtime_ns, self.begin, outside=True)
+
+    def wait_for_space(self) -> None:
+        """Between two tries of a commit; see `Run.wait_for_space`."""
+        self.coverage.meet("full journal")
+        wait_ns = self.settings.journal.full_wait_ms * NS_PER_MS
+        self.timeline.go_to(self.timeline.now_ns + wait_ns)
+        if self.process.stopping.drain_is_over() or self.process.stopping.is_over():
+            raise StopNow
 
     def plan(self, at_ns: int, happen: Callable[[], None]) -> None:
         """Something comes from outside at this moment, whichever process is there by then."""
-        self.plans.append((at_ns, happen))
-        self.timeline.at(at_ns, happen)
+        self.timeline.at(at_ns, happen, outside=True)
 
     # Requests
 
-    def ask(self, asked: Asked) -> str:
-        """Plans a request, and returns its id."""
-        request_id = f"req_{len(self.prompts) + 1:026}"
+    def ask(self, asked: Asked, habits: Habits = PATIENT) -> str:
+        """Plans a client, and returns the id of its first request."""
+        around = Surroundings(self.doors, self.timeline, self.truth, self.new_id)
+        client = Client(around, asked, self.prompt_of(asked, habits.content), self.seed)
+        self.clients.append(client)
+        client.begin(habits)
+        return client.first_id
+
+    def new_id(self) -> str:
+        """The id of the next request that is sent."""
+        self.num_ids += 1
+        return f"req_{self.num_ids:026}"
+
+    def prompt_of(self, asked: Asked, content: int) -> "array[int]":
+        """Letters at random; what is asked again is the same."""
+        if content in self.contents:
+            return self.contents[content]
         prompt = array("I", self.random.choices(range(32, 127), k=asked.num_prompt_tokens))
-        if asked.shares and self.prompts:
-            other = next(iter(self.prompts.values()))
+        if asked.shares and self.clients:
+            other = self.clients[0].prompt
             prompt[: asked.shares] = other[: min(asked.shares, asked.num_prompt_tokens)]
             del prompt[asked.num_prompt_tokens :]
-        self.prompts[request_id] = prompt
-        arrival = arrival_of(request_id, prompt, asked, self.seed)
-        self.arrivals[request_id] = arrival
-        self.plan(asked.at_ns, partial(self.arrive, arrival))
-        return request_id
-
-    def arrive(self, arrival: Arrival) -> None:
-        stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
-        self.streams[arrival.request_id] = stream
-        self.hub.add(stream)
-        self.sensors.arrive(arrival)
+        if content:
+            self.contents[content] = prompt
+        return prompt
 
     def wish(self, fact: WishFact) -> None:
-        """Somebody wants something, as over HTTP."""
-        self.sensors.wish(fact)
+        """Somebody wants something, as over HTTP; while nobody listens it is in vain."""
+        if self.is_up:
+            self.process.sensors.wish(fact)
 
     # Time
 
     def run(self, limit_ns: int) -> None:
         """Until nothing is left to happen. Raises Stuck when that is not so after `limit_ns`."""
-        while self.turn():
-            if self.timeline.now_ns > limit_ns:
-                raise Stuck(self.describe(f"not over after {limit_ns / 1e9:.0f} virtual s"))
-        if self.state.requests:
+        try:
+            while self.turn():
+                if self.timeline.now_ns > limit_ns:
+                    limit_s = limit_ns // NS_PER_S
+                    raise Stuck(self.describe(f"not over after {limit_s} virtual s"))
+        finally:
+            self.marks.disarm()
+        if self.state.requests or any(not client.over for client in self.clients):
             raise Stuck(self.describe("nothing happens any more"))
+        self.truth.end_life(self.journal, self.nonce)
 
     def turn(self) -> bool:
         """One thing that happens now, or else the next moment. False: there is none."""
-        engine_first = self.race and self.random.randrange(100) < self.race
-        if engine_first and self.engine.can_work() and self.engine.work():
-            return True
-        if self.step() or (self.engine.can_work() and self.engine.work()):
+        try:
+            return self.happen()
+        except Killed as death:
+            self.die(power=death.power)
+        except StopNow:
+            self.leave_in_order()
+        return True
+
+    def happen(self) -> bool:
+        """As `turn`, of a process that goes on."""
+        if self.is_up and self.work():
             return True
         moment_ns = self.next_moment_ns()
         if moment_ns is None:
@@ -225,44 +280,50 @@ class World:
         self.timeline.go_to(moment_ns)
         return True
 
+    def work(self) -> bool:
+        """One thing that the process does now, if there is any."""
+        if self.process.has_stopped():
+            self.end()
+            return True
+        engine_first = self.race and self.random.randrange(100) < self.race
+        if engine_first and self.engine.can_work() and self.engine.work():
+            return True
+        return self.step() or (self.engine.can_work() and self.engine.work())
+
     def step(self) -> bool:
         """A step of the loop, if there is one, and what must hold after it."""
-        if not self.loop.step():
+        if not self.process.loop.step():
             return False
+        self.doors.look()
+        for client in self.clients:
+            client.look()
         if self.checks:
             check(self.state)
+            self.promises.check(self.state)
         self.watch()
         return True
 
     def note(self, record: Record) -> None:
         """Counts what happened, and when requests ended."""
         self.records[type(record.event).__name__] += 1
+        self.coverage.note(self.state, record.event)
+        self.promises.note(self.state, record.event)
         if isinstance(
             record.event,
             events.RequestFinished | events.RequestAborted | events.RequestCancelled,
         ):
-            request_id = record.event.request_id
-            assert request_id not in self.ended_ns, f"{request_id} ends twice"
-            self.ended_ns[request_id] = self.timeline.now_ns
+            self.ended_ns[record.event.request_id] = self.timeline.now_ns
 
     def next_moment_ns(self) -> int | None:
         """The next moment at which something can happen."""
-        now_ns = self.timeline.now_ns
         moments = [self.timeline.next_ns()]
-        if not self.engine.idle:
-            moments.append(self.engine.free_ns)
-        due_ns = deadline_ns(self.state)
-        if due_ns is not None:
-            moments.append(due_ns - self.timeline.wall_ns() + now_ns)
-        reading_ns = None if self.sensors.gauge is None else self.sensors.gauge.wait_ns(self.state)
-        if self.state.requests and reading_ns is not None:
-            moments.append(now_ns + reading_ns)
+        if self.is_up:
+            moments += self.process.moments()
+        now_ns = self.timeline.now_ns
         coming = [max(moment, now_ns) for moment in moments if moment is not None]
         return min(coming, default=None)
 
-    def read_memory(self) -> MemoryReading:
-        """The allocator's counters, as `read` changes them."""
-        return self.read(self.engine.read_memory())
+    # What is done to it
 
     def take_memory(self, num_bytes: int) -> None:
         """Something takes so much of the allocator's memory, or gives it back (negative)."""
@@ -270,11 +331,11 @@ class World:
 
     def fill_disk(self) -> None:
         """From here on nothing can be written."""
-        self.disk.is_full = True
+        self.disk.trouble = "disk_full"
 
     def free_disk(self) -> None:
-        """The disk has room again, and a probe finds out."""
-        self.disk.is_full = False
+        """The disk works again, and a probe finds out."""
+        self.disk.heal()
         self.store.probe()
 
     def lose_file(self, which: int) -> None:
@@ -282,7 +343,7 @@ class World:
         names = sorted(self.disk.files)
         if names:
             name = names[which % len(names)]
-            del self.disk.files[name]
+            self.disk.damage(name, "missing")
             self.store.forget(name)
 
     # What came of it
@@ -291,26 +352,17 @@ class World:
         """Every step that is decided differently when it is decided again."""
         return list(Replay(self.journal.read()).divergences())
 
-    def expected_tokens(self, request_id: str, num_tokens: int) -> list[int]:
-        """What the engine puts out for this prompt when nothing disturbs it: what it had put out
-        when a process was killed, and from there on the tokens of the next one.
-        """
-        digest = prompt_digest(self.prompts[request_id])
-        tokens = self.told.get(request_id, [])[:]
-        tokens += [fake_token(digest, i, self.nonce) for i in range(len(tokens), num_tokens)]
-        if num_tokens and self.streams[request_id].tokens[-1] == END_OF_TURN:
-            tokens[-1] = END_OF_TURN
-        return tokens
-
     def describe(self, what: str) -> str:
         """One line for people: where everybody is."""
         requests = ", ".join(
             f"{r.number} {r.phase.value} {r.num_cached_tokens}/{r.num_known_tokens}"
             for r in self.state.requests.values()
         )
+        clients = ", ".join(str(client) for client in self.clients if not client.over)
         return (
             f"seed {self.seed}, step {self.state.step},"
-            f" {self.timeline.now_ns / 1e9:.3f} s: {what}; {requests}"
+            f" {self.timeline.now_ns / 1e9:.3f} s: {what}; requests: {requests};"
+            f" clients: {clients}"
         )
 
 
@@ -321,23 +373,3 @@ def nothing() -> None:
 def same(reading: MemoryReading) -> MemoryReading:
     """A reading as it was taken."""
     return reading
-
-
-class NobodyElse:
-    """A machine with nothing on it but the server, and memory enough."""
-
-    def read(self) -> MachineReading:
-        return MachineReading(0, 10**12)
-
-
-def no_space() -> None:
-    raise AssertionError("a journal in memory is never full")
-
-
-def arrival_of(request_id: str, prompt: "array[int]", asked: Asked, seed: int) -> Arrival:
-    """A request as HTTP hands it over."""
-    sampling = SamplingParameters(seed=seed, ignore_end_of_turn=not asked.ends_turn)
-    parameters = RequestParameters(
-        route="completions", model="fake", created=1, stream=True, sampling=sampling
-    )
-    return Arrival(request_id, None, "completions", True, prompt, asked.max_tokens, parameters)

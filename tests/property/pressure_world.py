@@ -6,72 +6,46 @@ from functools import partial
 from random import Random
 
 from journal import events
-from journal.events import ModelFacts
 from scheduler.settings import Settings
-from scheduler.simulation.cost import DiskCost, EngineCost
+from scheduler.simulation.checks import check_end
+from scheduler.simulation.models import (
+    SMALL_BLOCK,
+    SMALL_CHUNK,
+    SMALL_ENGINE,
+    SMALL_TOKEN_BYTES,
+    SMALL_TRANSIENT_BYTES,
+    SMALL_WEIGHTS_BYTES,
+    small_ceiling,
+    small_machine,
+    small_model,
+    small_settings,
+)
 from scheduler.simulation.world import Asked, Hardware, World
-from tests.loop_driver import settings_of
 
 S = 1_000_000_000
 LIMIT_NS = 3_600 * S
-BLOCK = 16
-TOKEN_BYTES = 1_000
-WEIGHTS_BYTES = 1_000_000
-CHUNK = 128
-TRANSIENT_BYTES = 100
+BLOCK = SMALL_BLOCK
+TOKEN_BYTES = SMALL_TOKEN_BYTES
+WEIGHTS_BYTES = SMALL_WEIGHTS_BYTES
+CHUNK = SMALL_CHUNK
+TRANSIENT_BYTES = SMALL_TRANSIENT_BYTES
+ENGINE = SMALL_ENGINE
 
-ENGINE = EngineCost(
-    token_ns=1_000_000,
-    attend_ps=200_000,
-    weights_ns=40_000_000,
-    read_ps=20_000_000,
-    row_ns=5_000_000,
-    copy_ns=500_000,
-    launch_ns=2_000_000,
-)
-DISK = DiskCost(write_bytes_per_s=4_000_000, read_bytes_per_s=4_000_000, flush_ns=20_000_000)
-
-
-def facts_of(state_bytes: int = 0) -> ModelFacts:
-    """A model of a megabyte, with a kilobyte of keys and values for a token."""
-    return ModelFacts(
-        name="simulated",
-        fingerprint="5" * 64,
-        context_tokens=8_192,
-        weights_bytes=WEIGHTS_BYTES,
-        kv_bytes_per_token=TOKEN_BYTES,
-        kv_step_tokens=BLOCK,
-        window_layers=(),
-        state_bytes=state_bytes,
-        transient_bytes_per_token=TRANSIENT_BYTES,
-    )
+facts_of = small_model
 
 
 def hardware_of(state_bytes: int = 0) -> Hardware:
-    return Hardware(facts_of(state_bytes), ENGINE, DISK)
+    return small_machine(state_bytes)
 
 
 def room_for(num_tokens: int, state_bytes: int = 0, num_rows: int = 1) -> int:
     """A ceiling under which rows of so many tokens together stay below the low mark."""
-    rows_bytes = num_tokens * TOKEN_BYTES + num_rows * (state_bytes + BLOCK * TOKEN_BYTES)
-    return (WEIGHTS_BYTES + CHUNK * TRANSIENT_BYTES + rows_bytes) * 100 // 79
+    return small_ceiling(num_tokens, state_bytes, num_rows)
 
 
 def settings_under(ceiling_bytes: int, **overrides: object) -> Settings:
     """Settings of a small server below this ceiling, which keeps nothing in memory."""
-    small: dict[str, object] = {
-        "memory__ceiling": ceiling_bytes,
-        "scheduler__chunk_tokens": CHUNK,
-        "scheduler__chunk_tokens_beside_rows": BLOCK,
-        "kv__block_tokens": BLOCK,
-        "kv__memory_bytes": 0,
-        "kv__writing_bytes": 400_000,
-        "kv__max_bytes": 10**9,
-        "kv__reserve_bytes": 0,
-        "fake__turn_tokens": 0,
-        "fake__context_tokens": 8_192,
-    }
-    return settings_of(**(small | overrides))
+    return small_settings(ceiling_bytes, **overrides)
 
 
 def play(world: World, requests: Sequence[Asked]) -> World:
@@ -86,18 +60,7 @@ def assert_ended_well(world: World) -> None:
     """Each request that was taken has ended, with the tokens that it would have got undisturbed;
     nothing is left of any; and every step is decided the same again.
     """
-    state = world.state
-    assert not state.requests
-    assert not world.hub.open
-    assert not world.engine.rows
-    assert (state.reserved_bytes, state.reserved_tokens, state.leaving) == (0, 0, {})
-    assert not state.paused
-    assert not state.index.tails
-    assert all(not (b.leases or b.pins) for b in state.index.blocks.values())
-    for request_id, stream in world.streams.items():
-        expected = world.expected_tokens(request_id, len(stream.tokens))
-        assert stream.tokens == expected, f"{request_id} has other tokens"
-    assert world.divergences() == []
+    check_end(world)
 
 
 # Stories

@@ -1,0 +1,86 @@
+"""What is promised at every moment of a simulation, beside the invariants of the state: checked
+against what a simulation knows, and the scheduler does not.
+"""
+
+from dataclasses import dataclass, field
+
+from journal import events
+from journal.events import AnyEvent
+from scheduler.request import Phase, Request
+from scheduler.simulation.disk import SimulatedDisk
+from scheduler.simulation.doors import Doors
+from scheduler.state import SchedulerState
+
+STANDING = (Phase.WAITING, Phase.PAUSING, Phase.PAUSED)
+"""Where a request does not go on."""
+
+
+@dataclass
+class Promises:
+    """`pinned` are the requests whose chain is pinned, `cancelled` those that somebody has ended
+    by a wish, `ended` those that have ended.
+    """
+
+    doors: Doors
+    disk: SimulatedDisk
+    pinned: set[str] = field(default_factory=set[str])
+    cancelled: set[str] = field(default_factory=set[str])
+    ended: set[str] = field(default_factory=set[str])
+
+    def note(self, state: SchedulerState, event: AnyEvent) -> None:
+        """Each event as it is committed; the facts of its step are folded, its decisions not."""
+        match event:
+            case events.CancelRequested():
+                self.cancelled.add(event.request_id)
+            case events.ChainPinned() if event.num_blocks or event.tail_bytes:
+                self.pinned.add(event.request_id)
+            case events.ChainUnpinned() | events.KvDropped():
+                self.pinned.discard(event.request_id)
+            case events.RequestResumed():
+                self.goes_on(event)
+            case events.RequestAdopted():
+                self.is_adopted(event)
+            case events.BlocksEvicted():
+                pinned = [n for n in event.hashes if n in state.index.blocks]
+                assert not any(state.index.blocks[n].pins for n in pinned), "a pinned block goes"
+            case events.RequestFinished() | events.RequestAborted() | events.RequestCancelled():
+                assert event.request_id not in self.ended, f"{event.request_id} ends twice"
+                self.ended.add(event.request_id)
+            case _:
+                pass
+
+    def goes_on(self, event: events.RequestResumed) -> None:
+        """From exactly where it was, unless its files are not what they were."""
+        is_whole = event.request_id in self.pinned and not self.disk.was_damaged
+        lost = event.num_lost_tokens
+        assert not (is_whole and lost), f"{event.request_id} lost {lost} tokens of a pinned chain"
+
+    def is_adopted(self, event: events.RequestAdopted) -> None:
+        """Only what nobody wanted to end, and, without a key, what nobody reads."""
+        request_id = event.request_id
+        assert request_id not in self.cancelled, f"{request_id} was cancelled, and is adopted"
+        if event.by == "content":
+            assert not self.doors.readers[request_id], f"{request_id} is read, and is adopted"
+
+    def check(self, state: SchedulerState) -> None:
+        """After each step: who is believed to have a client has one, and who needs one stands."""
+        assert self.doors.loop is not None, "a step was taken"
+        wishes = self.doors.loop.sensors.wishes
+        for request in state.requests.values():
+            where = f"{request.request_id} ({request.phase.value})"
+            told = ("ClientGone", request.request_id) in wishes
+            has_client = request.orphaned_by is None and request.cancel_reason is None
+            if has_client and not told:
+                assert self.doors.readers[request.request_id] > 0, f"{where} has no client"
+            assert not request.needs_client or stands(request), f"{where} goes on without a client"
+
+    def lose_power(self, ended: set[str]) -> None:
+        """The machine was switched off: these ends are left, and nothing else is known."""
+        self.ended = ended
+        self.pinned.clear()
+        self.cancelled.clear()
+
+
+def stands(request: Request) -> bool:
+    """Whether a request does not go on."""
+    return request.phase in STANDING
