@@ -140,9 +140,11 @@ def join(
     state: SchedulerState, draft: Draft, request: Request, other: Candidate, by: Likeness
 ) -> None:
     """The arrival is the other one, which has a client from here on, and goes on."""
-    draft.adopted.add(other.number)
-    if isinstance(other, Request) and other.held_reason == NO_CLIENT:
+    orphaned_by = None if other.number in draft.adopted else other.orphaned_by
+    is_aside = isinstance(other, Request) and other.held_reason == NO_CLIENT
+    if is_aside and other.number not in draft.adopted:
         draft.back.append(other.number)
+    draft.adopted.add(other.number)
     draft.decisions += (
         events.RequestJoined(
             request_id=request.request_id,
@@ -156,8 +158,8 @@ def join(
             adopter_id=request.request_id,
             adopter_number=request.number,
             by=by,
-            orphaned_by=other.orphaned_by,
-            orphaned_ns=0 if other.orphaned_by is None else state.now_ns - other.orphaned_ns,
+            orphaned_by=orphaned_by,
+            orphaned_ns=0 if orphaned_by is None else state.now_ns - other.orphaned_ns,
             num_output_tokens=other.num_output_tokens,
         ),
     )

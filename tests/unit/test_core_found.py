@@ -183,6 +183,17 @@ def test_held_one_is_adopted_by_who_sends_it_again() -> None:
     assert driver.ends == BOTH
 
 
+def test_two_that_send_its_key_in_one_step_let_it_go_on_once() -> None:
+    driver = OrphanDriver()
+    driver.send("x", key="k", max_tokens=FEW)
+    driver.start(on_restart="hold")
+    decisions = driver.step(*driver.sent("x", key="k"), *driver.sent("x", key="k", more=1))
+    assert [d.orphaned_by for d in only(decisions, events.RequestAdopted)] == ["restart", None]
+    assert [d.number for d in only(decisions, events.RequestAdmitted)] == [1]
+    driver.settle()
+    assert driver.ends == {"req_a": "length"}
+
+
 def test_held_by_one_start_it_stays_held_at_the_next() -> None:
     driver = OrphanDriver()
     driver.send("x", max_tokens=FEW)
