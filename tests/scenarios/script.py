@@ -37,6 +37,14 @@ With marks, and requests that are held:
     chain_saved a number=1 tail_start=32 num_tokens=40 tail_bytes=8000
     chain_save_failed a number=1 reason=disk_full
     hold_requested a, release_requested a
+
+With clients that are looked after:
+
+    server_started orphans.grace_ns=5000000000
+    request_received a num_prompt_tokens=20 content=c session=s key=k
+    client_attached a
+    drain_ended
+
     after 30s                               not a fact: the step is so much later
 """
 
@@ -53,6 +61,7 @@ from scheduler.request import Phase, Request
 from scheduler.state import SchedulerState
 from tests.unit.core_driver import LIMITS, MEMORY, MODEL, CoreDriver, server_started
 from tests.unit.kv_driver import KV
+from tests.unit.orphan_driver import ORPHANS
 
 RULE = "----"
 AFTER = "after "
@@ -154,6 +163,8 @@ def standing(state: SchedulerState, request: Request) -> str:
         words += f", {request.num_cached_tokens} cached, {request.reserved_bytes} bytes"
     if request.held_reason is not None:
         words += f", held: {request.held_reason}"
+    if request.orphaned_by is not None:
+        words += f", without client: {request.orphaned_by}"
     for what in ("retries", "deaths"):
         if getattr(request, what):
             words += f", {getattr(request, what)} {what}"
@@ -166,14 +177,13 @@ def standing(state: SchedulerState, request: Request) -> str:
 def start(script: Script, **details: str) -> AnyEvent:
     script.driver.run_id += 1
     limits = changed(LIMITS, details)
-    about_kv = {k.removeprefix("kv."): v for k, v in details.items() if k.startswith("kv.")}
-    if about_kv:
-        limits = msgspec.structs.replace(limits, kv=changed(KV, about_kv))
-    about_memory = {
-        k.removeprefix("memory."): v for k, v in details.items() if k.startswith("memory.")
-    }
-    if about_memory:
-        limits = msgspec.structs.replace(limits, memory=changed(MEMORY, about_memory))
+    parts = {"kv": KV, "memory": MEMORY, "orphans": ORPHANS}
+    for part, default in parts.items():
+        about = {
+            k.removeprefix(f"{part}."): v for k, v in details.items() if k.startswith(f"{part}.")
+        }
+        if about:
+            limits = msgspec.structs.replace(limits, **{part: changed(default, about)})
     model = changed(MODEL, details)
     script.driver.model = model
     return server_started(limits, model)
@@ -199,12 +209,13 @@ def ready(
 
 
 def receive(
-    script: Script, name: str, num_prompt_tokens: str, max_tokens: str = "none"
+    script: Script, name: str, num_prompt_tokens: str, max_tokens: str = "none", **digests: str
 ) -> AnyEvent:
     limit = None if max_tokens == "none" else int(max_tokens)
     arrival = script.driver.receive(int(num_prompt_tokens), limit, name=name)
     script.arrived += 1
-    return msgspec.structs.replace(arrival, number=arrival.number + script.arrived - 1)
+    known = {f"{what}_digest": digest for what, digest in digests.items()}
+    return msgspec.structs.replace(arrival, number=arrival.number + script.arrived - 1, **known)
 
 
 def fail(script: Script, name: str, during: str) -> AnyEvent:
