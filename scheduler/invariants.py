@@ -6,6 +6,7 @@ many wait.
 
 from scheduler.index_invariants import check_index
 from scheduler.memory import rows_capacity_bytes
+from scheduler.orphans import MAX_REMEMBERED
 from scheduler.request import OPEN, WITH_ROW, Phase, Request, order_of
 from scheduler.state import SchedulerState
 
@@ -133,6 +134,10 @@ def check_clients(state: SchedulerState) -> None:
     for request in state.requests.values():
         if request.needs_client:
             require(request.orphaned_by is not None, f"{request.number} misses its client")
+            runs = request.phase in WITH_ROW and request.phase is not Phase.PAUSING
+            require(not runs, f"{request.number} does not run without its client")
+    require(len(state.remembered) <= MAX_REMEMBERED, "no more is remembered than may be")
+    require(not state.remembered.keys() & state.numbers.keys(), "what is open is not remembered")
     for digest, request_id in state.keys.items():
         number = state.numbers.get(request_id)
         holder = state.remembered.get(request_id) if number is None else state.requests[number]

@@ -139,7 +139,11 @@ class World:
         decisions = self.driver.step(*self.with_names(facts))
         wait = [n for n in self.state.waiting if not self.state.requests[n].deferred_until_ns]
         self.check_order(decisions, waited, wait)
-        wishes = only(facts, events.CancelRequested) + only(facts, events.ClientGone)
+        wishes: list[events.CancelRequested | events.ClientGone] = [
+            *only(facts, events.CancelRequested)
+        ]
+        if self.setup.limits.orphans is None:
+            wishes += only(facts, events.ClientGone)
         wanted = {wish.request_id for wish in wishes} & were_open
         assert not wanted & set(self.state.numbers), "whoever is cancelled ends in that step"
         self.count_ends()

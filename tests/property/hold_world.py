@@ -103,7 +103,7 @@ class HoldEngine(KvEngine):
 
     ballast: int = 0
     cached: int = 0
-    tails: list[effects.SaveTail] = field(default_factory=list)
+    tails: list[tuple[effects.SaveTail, Row | None]] = field(default_factory=list)
     rooms: dict[int, int] = field(default_factory=dict)
 
     def advance(self) -> bool:
@@ -120,7 +120,7 @@ class HoldEngine(KvEngine):
     def obey_about_blocks(self, command: Command) -> None:
         match command:
             case effects.SaveTail():
-                self.tails.append(command)
+                self.tails.append((command, self.rows.get(command.number)))
             case effects.ReclaimMemory():
                 freed, self.cached = self.cached, 0
                 self.results.append(
@@ -145,13 +145,12 @@ class HoldEngine(KvEngine):
 
     def save_tails(self) -> bool:
         """The tail of a row for which no step is under way any more."""
-        for command in self.tails:
-            row = self.rows.get(command.number)
+        for command, row in self.tails:
             under_way = [self.batch_rows, self.launched[1] if self.launched else {}]
             busy = any(row is other for rows in under_way for other in rows.values())
             if row is not None and row.runs and (busy or self.held_back):
                 continue
-            self.tails.remove(command)
+            self.tails.remove((command, row))
             self.save_tail(row, command)
             return True
         return False

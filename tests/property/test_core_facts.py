@@ -14,6 +14,7 @@ from scheduler.evolve import fold
 from scheduler.memory import max_context_tokens, row_bytes
 from scheduler.policy import decide
 from scheduler.state import SchedulerState
+from tests.property.client_world import looked_after
 from tests.property.fake_world import HEAVY_MODEL, LIMITS, MODEL, NARROW, OTHER_MODEL
 from tests.unit.core_driver import CoreDriver, engine_ready, server_started
 
@@ -56,16 +57,30 @@ RESULTS = st.one_of(
         error=st.just("boom"),
     ),
     st.builds(events.ClientGone, request_id=NAMES),
+    st.builds(events.ClientAttached, request_id=NAMES),
     st.builds(events.CancelRequested, request_id=NAMES),
+    st.builds(events.HoldRequested, request_id=NAMES),
+    st.builds(events.ReleaseRequested, request_id=NAMES),
+    st.just(events.DrainEnded()),
     st.just(events.ServerStopping(reason="SIGTERM")),
     st.sampled_from(
         [engine_ready(MODEL), engine_ready(HEAVY_MODEL, one_row_only=True)],
     ),
 )
-STARTS = st.sampled_from([server_started(LIMITS, MODEL), server_started(NARROW, OTHER_MODEL)])
+STARTS = st.sampled_from(
+    [
+        server_started(LIMITS, MODEL),
+        server_started(NARROW, OTHER_MODEL),
+        server_started(looked_after(LIMITS), MODEL),
+        server_started(looked_after(NARROW, on_restart="hold"), MODEL),
+        server_started(looked_after(LIMITS, on_restart="cancel", grace_ns=0), MODEL),
+    ]
+)
 """The start of a run opens its step: nothing of the run before is left to be answered."""
 ARRIVALS = st.integers(1, 100)
-"""An arrival is given by the size of its prompt: its number and id are what the loop gives it."""
+"""An arrival is given by the size of its prompt: its number and id are what the loop gives it. What
+it asks is one of three things, and some have one of two keys.
+"""
 
 
 FACTS = st.lists(st.one_of(ARRIVALS, ARRIVALS, RESULTS, RESULTS), max_size=6)
@@ -76,7 +91,8 @@ STEPS = st.one_of(FACTS, FACTS, FACTS, st.tuples(STARTS, FACTS).map(lambda s: [s
 @given(st.lists(STEPS, max_size=20))
 def test_no_fact_makes_the_core_fall_over(steps: list[list[int | AnyEvent]]) -> None:
     driver, state = CoreDriver(), SchedulerState()
-    records = driver.place("fact", [server_started(LIMITS, MODEL), engine_ready(MODEL)])
+    limits = looked_after(LIMITS)
+    records = driver.place("fact", [server_started(limits, MODEL), engine_ready(MODEL)])
     fold(state, records)
     for step in steps:
         for given_fact in step:
@@ -85,12 +101,15 @@ def test_no_fact_makes_the_core_fall_over(steps: list[list[int | AnyEvent]]) -> 
         for decision in decide(state):
             fold(state, [Record(state.seq + 1, 1, state.step, "decision", 1_000, decision)])
         assert [*state.arrivals, *state.endings, *state.cancellations, *state.failures] == []
+        assert [*state.holds, *state.orphans] == []
 
 
 def arrival(driver: CoreDriver, state: SchedulerState, size: int) -> events.RequestReceived:
     number = state.next_number
     received = driver.receive(size, name=f"r{number}")
-    return msgspec.structs.replace(received, number=number)
+    key = f"key {size % 2}" if size % 7 == 0 else ""
+    content = f"content {size % 3}"
+    return msgspec.structs.replace(received, number=number, content_digest=content, key_digest=key)
 
 
 @settings(max_examples=200, derandomize=True, database=None)
