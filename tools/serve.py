@@ -73,6 +73,15 @@ def catch_signals() -> list[str]:
     return caught
 
 
+def ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Nothing is left to stop. One more signal must not change the exit status, neither now nor
+    while Python ends, which gives signals their usual meaning back unless they are ignored.
+    """
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
 def make_service(settings: Settings, source: ModelSource) -> "Service":
     """The scheduler over its journal. Raises StartError when it cannot be had."""
     from journal.errors import JournalError
@@ -138,6 +147,7 @@ async def serve(
         numbering.cancel()
     finally:
         remove_server_file(service.settings.state)
+        ignore_signals(loop)
     return fail(outcome.message, outcome.status) if outcome.status else 0
 
 
