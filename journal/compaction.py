@@ -7,15 +7,14 @@ caught up. Killed at any moment, either file is whole, and it is the one under t
 """
 
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
 from journal.crashpoints import reach
 from journal.database import Database, Run, file_uri, make_engine, translated
-from journal.errors import JournalBroken
 from journal.events import Record, StateCarried
-from journal.files import flush, make_private, replacement_of
+from journal.files import create_private, flush, replacement_of
 from journal.queries import event_columns, read_records
 from journal.rebuild import Rebuild, load_base
 from journal.statements import INSERT_EVENT
@@ -115,19 +114,20 @@ class Compaction:
         self._copied_seq = first.seq
         self._resources = ExitStack()
         self.file = replacement_of(database.file)
-        self.file.unlink(missing_ok=True)
-        make_private(self.file)
-        with translated(self.file), ExitStack() as stack:
+        with translated(self.file), ExitStack() as undo:
+            undo.callback(self.discard)
+            self.file.unlink(missing_ok=True)
+            create_private(self.file)
             engine = make_engine(self.file, "rw")
-            stack.callback(engine.dispose)
-            self._run: Run = stack.enter_context(engine.connect()).exec_driver_sql
+            self._resources.callback(engine.dispose)
+            self._run: Run = self._resources.enter_context(engine.connect()).exec_driver_sql
             # Nobody reads this file before it is whole and flushed: it needs neither log nor sync.
             self._run("PRAGMA journal_mode = OFF").close()
             self._run("PRAGMA synchronous = OFF").close()
             with self._old():
                 self._make_tables()
             self._run(INSERT_EVENT, event_columns(first))
-            self._resources = stack.pop_all()
+            undo.pop_all()
 
     @contextmanager
     def _old(self) -> Generator[None, None, None]:
@@ -188,13 +188,12 @@ class Compaction:
                 self._run(statement)
         self._resources.close()
         reach("journal.compaction.written")
-        try:
+        with translated(self.file):
             flush(self.file)
-        except OSError as error:
-            raise JournalBroken(f"{self.file}: cannot be flushed ({error.strerror})") from error
         reach("journal.compaction.flushed")
 
     def discard(self) -> None:
-        """Gives the successor up."""
+        """Gives the successor up. If its file cannot be removed, the next start does it."""
         self._resources.close()
-        self.file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.file.unlink(missing_ok=True)

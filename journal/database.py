@@ -1,8 +1,10 @@
 """Connections to a journal's file: how they are opened, and what their failures mean."""
 
+import errno
+import os
 import sqlite3
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -13,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from journal.crashpoints import reach
 from journal.errors import JournalBroken, JournalError, JournalFull, JournalTooNew
-from journal.files import Lock, flush, make_folder, make_private, replacement_of
+from journal.files import Lock, flush, make_folder, make_private, remove_half, replacement_of
 from journal.tables import SCHEMA
 
 Durability = Literal["process", "power"]
@@ -22,6 +24,14 @@ Run = Callable[..., CursorResult[*tuple[Any, ...]]]
 """`exec_driver_sql` of a connection."""
 
 BUSY_TIMEOUT_MS = 5_000
+
+UNMADE = (
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR_SHMOPEN,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+)
+LOG_BYTES = 64 * 2**10
+"""What a log and its index take at first."""
 
 # One commit is one append to the log, and readers never wait for the writer.
 WAL = "PRAGMA journal_mode = WAL"
@@ -82,22 +92,40 @@ def result_code(error: DBAPIError) -> int | None:
 
 
 def error_of(error: DBAPIError, file: Path) -> JournalError:
-    """What a failure of SQLite means for the caller, by its result code."""
+    """What a failure of SQLite means for the caller, by its result code.
+
+    A log or its index that cannot be made for lack of space has codes of its own, which other
+    failures have as well. Nothing was written then, so the free space may say which it is.
+    """
     code = result_code(error)
-    if code == sqlite3.SQLITE_FULL:
+    unmade = getattr(error.orig, "sqlite_errorcode", None) in UNMADE
+    if code == sqlite3.SQLITE_FULL or (unmade and has_no_space(file)):
         return JournalFull(f"{file}: no space left for a commit; free some, it will be retried")
     if code == sqlite3.SQLITE_BUSY:
         return JournalBroken(f"{file}: another program holds the file locked ({error.orig})")
     return JournalBroken(f"{file}: {error.orig}")
 
 
+def has_no_space(file: Path) -> bool:
+    """Whether the file system has no room for a log and its index."""
+    try:
+        status = os.statvfs(file.parent)
+    except OSError:
+        return False
+    return status.f_bavail * status.f_frsize < LOG_BYTES
+
+
 @contextmanager
 def translated(file: Path) -> Generator[None, None, None]:
-    """Raises SQLite's failures as JournalFull or JournalBroken."""
+    """Raises failures of SQLite and of the file system as JournalFull or JournalBroken."""
     try:
         yield
     except DBAPIError as error:
         raise error_of(error, file) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise JournalFull(f"{file}: no space left ({error.strerror})") from error
+        raise JournalBroken(f"{file}: {error.strerror}") from error
 
 
 def schema_of(run: Run) -> str | None:
@@ -172,7 +200,7 @@ class Database:
             lock = Lock(file)
             stack.callback(lock.release)
             reach("journal.open.locked")
-            replacement_of(file).unlink(missing_ok=True)
+            remove_half(replacement_of(file))
             make_private(file)
             database = cls(file, lock)
             stack.pop_all()
@@ -243,16 +271,32 @@ class Database:
         """
         self._connected.close()
         try:
-            replacement.rename(self.file)
-            reach("journal.compaction.renamed")
-            flush(self.file.parent)
-            reach("journal.compaction.folder_flushed")
-        except OSError as error:
-            raise JournalBroken(f"{self.file}: cannot be replaced ({error.strerror})") from error
-        self._connect()
+            with translated(self.file):
+                replacement.rename(self.file)
+                reach("journal.compaction.renamed")
+                flush(self.file.parent)
+                reach("journal.compaction.folder_flushed")
+                self._connect()
+        except JournalError as error:  # Also without space: there is no connection to go on with.
+            raise JournalBroken(f"{self.file}: cannot be replaced ({error})") from error
         reach("journal.compaction.connected")
 
     def close(self) -> None:
         """Gives file and lock back. SQLite checkpoints as the last connection closes."""
         self._connected.close()
+        self._lock.release()
+
+    def abandon(self) -> None:
+        """The same after a failure, and without a checkpoint: that would flush the log again, and
+        after a failed flush nobody knows what a later one that comes through has not written.
+
+        SQLite lets the last connection checkpoint when it closes, and one that only reads cannot.
+        So such a one is the last.
+        """
+        with suppress(DBAPIError), ExitStack() as stack:
+            engine = make_engine(self.file, "ro")
+            stack.callback(engine.dispose)
+            last = stack.enter_context(engine.connect())
+            last.exec_driver_sql("SELECT count(*) FROM sqlite_master").close()
+            self._connected.close()
         self._lock.release()

@@ -41,9 +41,22 @@ def make_private(file: Path) -> None:
     holds in this process.
     """
     try:
-        if not file.exists():
-            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-        file.chmod(0o600)
+        create_private(file)
+    except OSError as error:
+        raise unwritable(file, error) from error
+
+
+def create_private(file: Path) -> None:
+    """The same, but raises OSError."""
+    if not file.exists():
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    file.chmod(0o600)
+
+
+def remove_half(file: Path) -> None:
+    """Removes what an earlier process left of a successor. Raises JournalError."""
+    try:
+        file.unlink(missing_ok=True)
     except OSError as error:
         raise unwritable(file, error) from error
 
@@ -93,8 +106,12 @@ class Lock:
                 f"{file}: process {holder or 'unknown'} writes this journal; stop it first, or "
                 "choose another --state folder"
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise unwritable(path, error) from error
 
     def release(self) -> None:
         """Lets another process write. The lock file stays: removing it could part two holders."""

@@ -303,6 +303,7 @@ class Journal(Positioned):
         reach("journal.compaction.left_wal")
         with ExitStack() as stack:
             stack.callback(self._database.enter_wal)
+            stack.callback(compaction.discard)  # before it, which needs space
             compaction.complete()
             stack.pop_all()
         self._database.replace(compaction.file)
@@ -326,3 +327,9 @@ class Journal(Positioned):
         reach("journal.close.before")
         self._database.close()
         reach("journal.close.after")
+
+    def abandon(self) -> None:
+        """Gives the file and its lock back once it is broken, and tries nothing more with it."""
+        if self._compaction is not None:
+            self._compaction.discard()
+        self._database.abandon()

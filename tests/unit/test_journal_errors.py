@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +13,16 @@ from journal.errors import JournalBroken, JournalError, JournalFull
 from journal.events import RequestQueued
 from journal.journal import Journal
 from journal.tokens import SideRows, pack_ids
+from tests.failing_sqlite import SqliteFailures, failing_sqlite
 from tests.journal_steps import Steps, received, request_id, run_sql
 
 LARGE_PROMPT = range(200_000)
 
 
-class FailingCursor(sqlite3.Cursor):
-    """Fails on statements that begin with `failing`, with SQLite's result code `code`."""
-
-    failing: str | None = None
-    code = 0
-
-    def execute(self, sql: str, parameters: Any = ()) -> "FailingCursor":
-        if FailingCursor.failing is not None and sql.startswith(FailingCursor.failing):
-            error = sqlite3.OperationalError("injected")
-            error.sqlite_errorcode = FailingCursor.code
-            raise error
-        super().execute(sql, parameters)
-        return self
-
-
-class FailingConnection(sqlite3.Connection):
-    def cursor(self, factory: Any = FailingCursor) -> Any:
-        return super().cursor(factory)
-
-
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> type[FailingCursor]:
-    """Lets the connections of this test fail on demand."""
-    connect = sqlite3.connect
-
-    def connect_failing(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        return connect(*arguments, **options, factory=FailingConnection)
-
-    monkeypatch.setattr("journal.database.sqlite3.connect", connect_failing)
-    monkeypatch.setattr(FailingCursor, "failing", None)
-    return FailingCursor
+def sqlite() -> Iterator[SqliteFailures]:
+    with failing_sqlite() as failures:
+        yield failures
 
 
 def receive_large(steps: Steps[Journal], number: int) -> None:
@@ -86,7 +61,7 @@ def test_a_full_disk_heals_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("statement", ["INSERT INTO events", "INSERT INTO step_tokens", "COMMIT"])
 def test_an_input_output_error_breaks_the_journal(
-    tmp_path: Path, failing: type[FailingCursor], statement: str
+    tmp_path: Path, sqlite: SqliteFailures, statement: str
 ) -> None:
     journal = Journal.open(tmp_path)
     steps = Steps(journal)
@@ -94,34 +69,34 @@ def test_an_input_output_error_breaks_the_journal(
     steps.receive(1)
     steps.join(1)
     before = list(journal.read())
-    failing.failing, failing.code = statement, sqlite3.SQLITE_IOERR_FSYNC
-    with pytest.raises(JournalBroken, match="injected"):
+    sqlite.fail(statement, sqlite3.SQLITE_IOERR_FSYNC)
+    with pytest.raises(JournalBroken, match="disk I/O error"):
         steps.decode({1: [11]})
-    failing.failing = None
+    sqlite.heal()
     assert list(journal.read()) == before
     assert journal.output_tokens(request_id(1))[0].tolist() == []
     journal.close()
 
 
 def test_a_full_disk_at_a_checkpoint_is_no_failure_of_the_commit(
-    tmp_path: Path, failing: type[FailingCursor], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sqlite: SqliteFailures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("journal.journal.CHECKPOINT_BYTES", 1)
     journal = Journal.open(tmp_path)
     steps = Steps(journal)
-    failing.failing, failing.code = "PRAGMA wal_checkpoint", sqlite3.SQLITE_FULL
+    sqlite.fail("PRAGMA wal_checkpoint", sqlite3.SQLITE_FULL)
     committed = steps.start()
     assert list(journal.read()) == committed
     journal.close()
 
 
 def test_an_input_output_error_at_a_checkpoint_breaks_the_journal(
-    tmp_path: Path, failing: type[FailingCursor], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sqlite: SqliteFailures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("journal.journal.CHECKPOINT_BYTES", 1)
     journal = Journal.open(tmp_path)
-    failing.failing, failing.code = "PRAGMA wal_checkpoint", sqlite3.SQLITE_IOERR_FSYNC
-    with pytest.raises(JournalBroken, match="injected"):
+    sqlite.fail("PRAGMA wal_checkpoint", sqlite3.SQLITE_IOERR_FSYNC)
+    with pytest.raises(JournalBroken, match="disk I/O error"):
         Steps(journal).start()
     journal.close()
 
