@@ -54,6 +54,9 @@ next start removes what is left of them.
 FULL_LOG_EVERY_NS = 60_000_000_000
 """A disk that stays full is logged so often at most."""
 
+JOURNAL_BROKEN = 3
+"""The exit status that says so."""
+
 NS_PER_S = 10**9
 NONCE_BITS = 62
 """A nonce fits SQLite's and JSON's integers with room to spare."""
@@ -178,7 +181,8 @@ class Run:
         self.closed = True
         with ExitStack() as last:
             last.callback(self.on_ended, outcome)
-            last.callback(self.journal.close)
+            is_broken = outcome.status == JOURNAL_BROKEN
+            last.callback(self.journal.abandon if is_broken else self.journal.close)
             if self.kv is not None:
                 last.callback(self.kv.close, KV_CLOSE_LIMIT_S)
             if self.engine is not None:
@@ -194,7 +198,7 @@ class Run:
         except EngineDeath as death:
             return Exit(2 if death.while_loading else 4, f"the engine died: {death}")
         except JournalBroken as error:
-            return Exit(3, str(error))
+            return Exit(JOURNAL_BROKEN, str(error))
         except Exception as error:  # the loop's one edge: a bug ends the process, and says so
             log.exception("the scheduler has a bug")
             return Exit(1, f"the scheduler has a bug: {error!r}")
