@@ -2,17 +2,21 @@
 
 from http import HTTPStatus
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from api import cache, capacity, generate, health, holding, models, requests, takeup
 from api.deps import Api
-from api.errors import ApiError, ClientLeft, saturated
+from api.errors import ApiError, ClientLeft, saturated, unreadable
 from api.gate import Gate
 from api.prompt import Preparer
 from api.settings import MAX_PREPARING
+from journal.errors import JournalError
 from scheduler.service import Saturated, Service
+
+log = structlog.get_logger(__name__)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -25,6 +29,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(ClientLeft, on_client_left)
     app.add_exception_handler(Saturated, on_saturated)
+    app.add_exception_handler(JournalError, on_journal_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(HTTPStatus.INTERNAL_SERVER_ERROR, on_bug)
     app.add_middleware(Gate, api=app.state.api)
@@ -52,6 +57,14 @@ async def on_saturated(_: Request, error: Exception) -> Response:
     """The scheduler cannot answer now."""
     assert isinstance(error, Saturated)
     return saturated(error).response()
+
+
+async def on_journal_error(request: Request, error: Exception) -> Response:
+    """The journal cannot be read for an answer. What is being served does not need that."""
+    assert isinstance(error, JournalError)
+    log.warning("the journal cannot be read", path=request.url.path, error=str(error))
+    api: Api = request.app.state.api
+    return unreadable(api.service.retry_after_s()).response()
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

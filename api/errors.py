@@ -215,6 +215,16 @@ def loading(retry_after_s: int) -> ApiError:
     )
 
 
+def unreadable(retry_after_s: int) -> ApiError:
+    """The 503 for what only the journal can tell, while it cannot be read."""
+    return unavailable(
+        "The journal cannot be read, the log says why. Try again later.",
+        "journal_unreadable",
+        retry_after_s,
+        "journal_unreadable",
+    )
+
+
 def from_rejection(
     event: RequestRejected, *, prompt_param: str, max_tokens_param: str, retry_after_s: int
 ) -> ApiError:

@@ -3,6 +3,7 @@
 """
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -61,8 +62,10 @@ def device_of(blas: str) -> str:
 
 
 def journal_object(path: Path, metrics: SchedulerMetrics) -> dict[str, object]:
-    """Where the journal is, its size, and what this run has written."""
-    num_bytes = path.stat().st_size if path.exists() else 0
+    """Where the journal is, its size or null if that cannot be seen, and what this run wrote."""
+    num_bytes: int | None = None
+    with suppress(OSError):  # The disk may be broken, or the file be replaced just now.
+        num_bytes = path.stat().st_size
     return {
         "path": str(path),
         "size_bytes": num_bytes,
