@@ -49,12 +49,14 @@ from scheduler.streams import Arrival
 MAX_FACTS = 48
 MAX_EVENTS = 256
 """A step's facts and decisions. A fact is answered by two decisions at most (the end of a held
-request also unpins its chain), which makes 3 times 48. Beside the answers there are 32 admissions,
-of which some are told to wait; 8 rows and a boundary whose blocks are saved; 8 pauses that go on,
-at most by 3 decisions (what was saved in vain, the drop, the hold); 2 requests that begin to go on,
-by 3; 5 on the ladder and 4 for a chunk without room (a hold with all its stages); 16 for 8 requests
-that are too old, 2 for one that has waited too long; 8 files that cannot be read; one eviction, one
-shrinking of memory, a batch, and a chunk's commit and plan: in all 255, and the reading of memory.
+request also unpins its chain; an arrival that was sent before joins another request, which is
+adopted), which makes 3 times 48. Beside the answers there are 32 admissions, of which some are told
+to wait, or in a stop 8 rows that it holds; 8 rows and a boundary whose blocks are saved; 8 pauses
+that go on, at most by 3 decisions (what was saved in vain, the drop, the hold); 2 requests that
+begin to go on, by 3; 5 on the ladder and 4 for a chunk without room (a hold with all its stages);
+16 for 8 requests that are too old, 2 for one that has waited too long; 8 files that cannot be read;
+one eviction, one shrinking of memory, a batch, and a chunk's commit and plan: in all 255, and the
+reading of memory.
 """
 
 

@@ -8,6 +8,7 @@ from tests.property.client_world import SETUPS, ClientWorld
 ACTIONS = {
     "send": 12,
     "send_again": 10,
+    "crowd": 4,
     "reuse_key": 1,
     "leave": 10,
     "come": 6,
@@ -15,7 +16,7 @@ ACTIONS = {
     "collect": 4,
     "hold": 2,
     "release": 4,
-    "ballast": 1,
+    "ballast": 2,
     "sample": 3,
     "cancel": 2,
     "break_row": 2,
@@ -31,7 +32,8 @@ ACTIONS = {
 """What happens, and how often."""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "ballast": (0, 0, 0, 100, 200),
+    "ballast": (0, 0, 0, 100, 200, 400),
+    "crowd": (0, 1, 2),
     "trouble": ("disk_full", "io_error", "obstructed"),
     "wait": (5, 30, 100, 400),
     "restart": SETUPS,

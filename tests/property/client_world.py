@@ -52,7 +52,7 @@ class Sent:
 
     labels: tuple[str, ...]
     more_tokens: int
-    max_tokens: int
+    max_tokens: int | None
     stop_in: int
     key: str
     session: str
@@ -84,9 +84,20 @@ class ClientWorld(HoldWorld):
         session = "session" if who % 3 == 0 else ""
         self.deliver(Sent(tuple(letters), more_tokens, max_tokens, stop_in, key, session))
 
+    def ask(
+        self, letters: str, more_tokens: int, max_tokens: int | None, stop_in: int, suffix: int
+    ) -> None:
+        """What crowds ask: nobody of them has a key or a session."""
+        super().ask(letters, more_tokens, max_tokens, stop_in, suffix)
+        self.follow_new(Sent(tuple(letters), more_tokens, max_tokens, stop_in, "", ""))
+
     def deliver(self, sent: Sent) -> None:
-        """It is on its way to the scheduler, and its client waits."""
+        """It is on its way to the scheduler."""
         self.receive([*sent.labels], sent.more_tokens, sent.max_tokens, sent.stop_in, 3)
+        self.follow_new(sent)
+
+    def follow_new(self, sent: Sent) -> None:
+        """The newest arrival is this, and its client waits."""
         arrival = self.said[-1]
         assert isinstance(arrival, events.RequestReceived)
         self.said[-1] = msgspec.structs.replace(

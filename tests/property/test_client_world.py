@@ -9,7 +9,7 @@ from tests.property.client_stories import tell
 from tests.property.test_hold_world import check_rest
 from tests.unit.core_driver import only
 
-NUM_STORIES = 40
+NUM_STORIES = 25
 WANTED = {
     *("request_joined content", "request_joined key", "request_adopted restart"),
     *("request_adopted client_gone", "request_adopted", "request_rejected key_reused"),
