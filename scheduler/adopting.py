@@ -25,14 +25,18 @@ CancelReason = Literal[
 
 Candidate = Request | Remembered
 
+MAX_LOST = 1024
+"""Requests that wait for lost clients at once; for one more, that which has waited longest ends."""
+
 MAX_LOOKED_AT = 64
 """Requests whose time may be over that one step looks at."""
 
 
 def nobody_came(state: SchedulerState) -> Iterator[tuple[int, CancelReason]]:
     """The requests without a client whose time is over, and what that is called."""
-    for number, until_ns in islice(state.lost.items(), MAX_LOOKED_AT):
-        if until_ns > state.now_ns:
+    num_too_many = len(state.lost) - MAX_LOST
+    for num_before, (number, until_ns) in enumerate(islice(state.lost.items(), MAX_LOOKED_AT)):
+        if until_ns > state.now_ns and num_before >= num_too_many:
             break
         yield number, "client_gone"
     limits = limits_of(state).orphans

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from scheduler.adopting import MAX_LOST
 from scheduler.draft import Draft
 from scheduler.eviction import leave_disk
 from scheduler.pausing import advance_pauses
@@ -18,8 +19,9 @@ def deadline_ns(state: SchedulerState) -> int | None:
 
 def deadlines(state: SchedulerState) -> Iterator[int]:
     """All of them: now, while a bounded decision left blocks that must go; when a wait for blocks
-    ends; when the oldest request is too old; when nobody has come for one without a client; while
-    rows are left that a stop holds; when a wait for other programs ends.
+    ends; when the oldest request is too old; when nobody has come for one without a client, or
+    there are too many of these; while rows are left that a stop holds; when a wait for other
+    programs ends.
     """
     kv = kv_of(state)
     if kv is not None:
@@ -32,6 +34,8 @@ def deadlines(state: SchedulerState) -> Iterator[int]:
     for untils in (state.lost, state.found):
         if untils:
             yield next(iter(untils.values()))
+    if len(state.lost) > MAX_LOST:
+        yield state.now_ns
     if state.drained and any(state.requests[n].phase is not Phase.PAUSING for n in state.admitted):
         yield state.now_ns
     number = waits_for_others(state)

@@ -3,6 +3,7 @@ that cannot run it.
 """
 
 import msgspec
+import pytest
 
 from journal import events
 from scheduler.adopting import MAX_LOOKED_AT
@@ -104,6 +105,23 @@ def test_many_end_a_few_in_each_step() -> None:
         counts.append(len(only(driver.tick(), events.RequestCancelled)))
     assert counts == [MAX_OVERDUE] * (num_lost // MAX_OVERDUE)
     assert deadline_ns(driver.state) is None
+
+
+def test_of_too_many_those_end_that_have_waited_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("adopting", "deadlines"):
+        monkeypatch.setattr(f"scheduler.{module}.MAX_LOST", 3)
+    driver = OrphanDriver(max_waiting=100, max_rows=1)
+    for _ in range(16):
+        driver.send("x")
+    driver.gone("req_b", "req_c", "req_d")
+    assert deadline_ns(driver.state) == driver.state.lost[2]
+    driver.gone("req_a")
+    assert driver.ends == {"req_b": "client_gone"}
+    driver.gone(*(driver.name_of(number) for number in range(5, 17)))
+    assert len(driver.ends) == 1 + MAX_OVERDUE
+    assert deadline_ns(driver.state) == driver.state.now_ns
+    driver.settle()
+    assert list(driver.state.lost) == [14, 15, 16]
 
 
 def test_deadlines_of_all_kinds_share_one_bound() -> None:
