@@ -66,7 +66,7 @@ def request_adopted(state: SchedulerState, event: events.RequestAdopted) -> None
     if request is not None:
         has_client(state, request)
     elif event.by == "content":
-        del state.remembered[event.request_id]
+        state.remembered.pop(event.request_id, None)
 
 
 def has_client(state: SchedulerState, request: Request) -> None:
@@ -141,8 +141,9 @@ def forget(state: SchedulerState, request: Request, *, finished: bool) -> None:
     number = request.number
     until_ns = max(state.lost.pop(number, 0), state.found.pop(number, 0))
     limits = orphan_limits(state)
-    if request.key_digest and limits is not None:
-        until_ns = state.now_ns + limits.retention_ns
+    if limits is not None:
+        kept_ns = state.now_ns + limits.retention_ns
+        until_ns = kept_ns if request.key_digest else min(until_ns, kept_ns)
     if finished and until_ns > state.now_ns:
         remember(state, request, until_ns)
     elif state.keys.get(request.key_digest) == request.request_id:
