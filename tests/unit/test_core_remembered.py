@@ -1,4 +1,4 @@
-"""What has finished while it had no client is given to the one that asks for it again, for a time."""
+"""What has finished while it had no client is given to the one that asks it again, for a time."""
 
 import pytest
 
