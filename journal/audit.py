@@ -119,6 +119,13 @@ def orphans(reader: JournalReader) -> Iterator[Orphan]:
     return _rows(reader, Orphan, "orphans", "lost_seq, number", (0, 0))
 
 
+def orphan_ends(reader: JournalReader) -> dict[str, int]:
+    """How often what became of a request that had lost its client, by `outcome`."""
+    query = "SELECT outcome, count(*) FROM orphans GROUP BY outcome ORDER BY outcome"
+    with reader.transaction() as run:
+        return {outcome: count for outcome, count in run(query).fetchall()}
+
+
 def adoptions(reader: JournalReader) -> Iterator[Adoption]:
     """Each adoption, the oldest first."""
     return _rows(reader, Adoption, "adoptions", "seq", (0,))

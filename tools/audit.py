@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from journal import audit
-from journal.audit import CacheMiss, Pause, Reading
 from journal.errors import JournalError
+from journal.figures import CacheMiss, Orphan, Pause, Reading
 from journal.reader import JournalReader
 from tools.text_table import text_table
 
@@ -21,7 +21,7 @@ DONE, UNUSABLE = 0, 2
 TABLE_ROWS = 1000
 """A table is laid out as a whole: rows beyond that are for csv and json."""
 
-Answer = TypeVar("Answer", CacheMiss, Pause, Reading)
+Answer = TypeVar("Answer", CacheMiss, Pause, Reading, Orphan)
 
 
 @dataclass(frozen=True)

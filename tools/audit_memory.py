@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from journal import audit
-from journal.audit import Pause, Reading
+from journal.figures import Pause, Reading
 from journal.reader import JournalReader
 from scheduler.memory import size_text
 from tools.audit import Question, answer, number

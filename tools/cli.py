@@ -226,6 +226,14 @@ def audit_pauses(journal: JournalArgument, form: FormatOption = Format.TABLE) ->
     sys.exit(command.pauses(journal, form.value))
 
 
+@audit_app.command("orphans")
+def audit_orphans(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
+    """Show each time that a request lost its client: why, for how long, and what came of it."""
+    from tools import audit_orphans as command
+
+    sys.exit(command.orphans(journal, form.value))
+
+
 @audit_app.command("memory")
 def audit_memory(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
     """Show the readings of memory that the scheduler has seen, in bytes."""

@@ -1,4 +1,4 @@
-"""`fermata audit pauses` and `audit memory` as a user runs them, on a journal made by hand."""
+"""`fermata audit pauses`, `orphans` and `memory` as a user runs them, on journals made by hand."""
 
 import csv
 import json
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from journal.journal import Journal
-from tests.journal_steps import request_id
-from tests.pause_steps import HoldingSteps, kv_dropped, request_paused, sample
+from tests.client_steps import adopts, arrival, attached, gone, orphan_limits, started
+from tests.journal_steps import KV_DOMAIN, request_id
+from tests.pause_steps import HoldingSteps, cancelled, kv_dropped, request_paused, sample
 from tools import audit
 from tools.cli import app
 
@@ -92,7 +93,88 @@ def test_a_table_of_pauses_is_bounded(
     assert lines[3].startswith("... these are the first 2")
 
 
-@pytest.mark.parametrize("command", ["pauses", "memory"])
+@pytest.fixture
+def lost(tmp_path: Path) -> Path:
+    """Five requests: adopted by 6, finished and adopted by 7, back again, given up, and one that
+    has a key. Then the server is started anew.
+    """
+    steps = HoldingSteps(Journal.open(tmp_path))
+    steps.know(started())
+    steps.ready(KV_DOMAIN)
+    for number in (1, 2, 3, 4):
+        steps.receive(number)
+    steps.commit([arrival(5, "key")])
+    steps.join(1, 2, 4)
+    steps.decode({4: [7, 8]})
+    steps.know(*(gone(number) for number in (1, 2, 3, 4, 5)))
+    steps.commit([arrival(6)], adopts(6, 1))
+    steps.finish(2, [11], 1)
+    steps.commit([arrival(7)], adopts(7, 2))
+    steps.know(attached(3))
+    steps.decide(cancelled(4))
+    steps.finish(1, [11], 1)
+    steps.know(started(orphan_limits("hold")))
+    steps.journal.close()
+    return tmp_path
+
+
+def test_orphans_as_a_table(lost: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, *lines, last = run(capsys, "orphans", str(lost)).splitlines()
+    assert header.split() == ["lost", "request", "key", "why", "phase", "for", "outcome"]
+    rows = [re.split(r"  +", line)[1:] for line in lines]
+    assert [row[0] for row in rows] == [request_id(number) for number in (1, 2, 3, 4, 5, 3)]
+    assert rows[0][1:] == [
+        *("no", "client_gone", "decoding", "1000 ms", f"adopted by {request_id(6)}")
+    ]
+    assert [row[-1] for row in rows[1:5]] == [
+        f"finished: length; adopted by {request_id(7)}",
+        "attached",
+        "cancelled: deadline",
+        rows[5][-1],
+    ]
+    assert rows[4][1:3] == ["yes", "client_gone"]
+    assert rows[5][2:5] == ["restart", "waiting", "-"]
+    assert rows[5][-1].startswith("held, until 20")
+    assert last == (
+        "clients that were lost: 6; of these 1 adopted, 1 attached, 1 cancelled, 1 finished, 2 open"
+    )
+
+
+def test_those_that_run_on_are_told_from_those_that_are_held(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = HoldingSteps(Journal.open(tmp_path))
+    steps.know(started())
+    steps.receive(1)
+    steps.commit([arrival(2, "key"), gone(2)])
+    steps.know(started())
+    steps.journal.close()
+    keyed, found = run(capsys, "orphans", str(tmp_path)).splitlines()[1:-1]
+    assert re.split(r"  +", keyed)[-1] == "runs on"
+    assert re.split(r"  +", found)[-1].startswith("runs on, until 20")
+
+
+def test_without_a_lost_client_there_is_nothing_to_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Journal.open(tmp_path).close()
+    assert run(capsys, "orphans", str(tmp_path)).splitlines()[1:] == ["no client was lost"]
+
+
+def test_orphans_for_programs(lost: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "orphans", str(lost), "--format", "json").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [(row["number"], row["adopter_id"]) for row in rows][:3] == [
+        (1, request_id(6)),
+        (2, request_id(7)),
+        (3, None),
+    ]
+    text = run(capsys, "orphans", str(lost), "--format", "csv")
+    ends = [row["outcome"] for row in csv.DictReader(StringIO(text))]
+    assert ends == ["adopted", "finished", "attached", "cancelled", "open", "open"]
+
+
+@pytest.mark.parametrize("command", ["pauses", "orphans", "memory"])
 def test_what_is_no_journal_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
