@@ -123,7 +123,7 @@ def orphan_ends(reader: JournalReader) -> dict[str, int]:
     """How often what became of a request that had lost its client, by `outcome`."""
     query = "SELECT outcome, count(*) FROM orphans GROUP BY outcome ORDER BY outcome"
     with reader.transaction() as run:
-        return {outcome: count for outcome, count in run(query).fetchall()}
+        return {row[0]: row[1] for row in run(query).fetchall()}
 
 
 def adoptions(reader: JournalReader) -> Iterator[Adoption]:

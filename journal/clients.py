@@ -111,8 +111,8 @@ class Clients:
             return
         self._touch(row.number)
         orphan.needs_client = 0
-        if orphan.until_ns is not None:
-            orphan.until_ns = record.at_ns + self._limits.restart_grace_ns
+        until_ns = record.at_ns + self._limits.restart_grace_ns
+        orphan.until_ns = None if row.has_key else until_ns
 
     def end(self, row: RequestRow, outcome: str, at_ns: int) -> None:
         """The request has a client again, or has ended, or nobody looks after clients any more."""
@@ -141,7 +141,6 @@ class Clients:
         if row.number not in self.orphans:
             self._lose(record, row, "restart")
         orphan = self._touch(row.number)
-        orphan.until_ns = None
         if orphan.orphaned_by == "client_gone" and orphan.needs_client:
             orphan.until_ns = record.at_ns + limits.grace_ns
         elif limits.on_restart == "cancel":
@@ -149,7 +148,7 @@ class Clients:
             orphan.until_ns = record.at_ns
         else:
             orphan.needs_client |= int(limits.on_restart == "hold")
-            if not row.has_key:
+            if orphan.needs_client or not row.has_key:
                 orphan.until_ns = record.at_ns + limits.restart_grace_ns
 
     def _touch(self, number: int) -> OrphanRow:

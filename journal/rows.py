@@ -172,7 +172,7 @@ class PinRow(msgspec.Struct, kw_only=True):
 class OrphanRow(msgspec.Struct, kw_only=True):
     """A row of `orphan`: a request lost its client, and what came of it. It is `open` until the
     request has a client again, or ends. Of the time for which it is waited `until_ns` is the end,
-    null for one that has a key; `needs_client`: it does not go on before.
+    null where it runs on without limit; `needs_client`: it does not go on before.
     """
 
     lost_seq: int

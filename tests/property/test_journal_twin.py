@@ -17,10 +17,20 @@ from journal import tables
 from journal.journal import Journal
 from journal.memory import MemoryJournal
 from journal.queries import find_request, select_rows
-from journal.rows import PauseRow, PinRow, SampleRow
+from journal.rows import AdoptionRow, OrphanRow, PauseRow, PinRow, SampleRow
 from journal.tokens import Logprobs
 from tests import journal_steps
-from tests.journal_steps import SECOND_NS, request_id
+from tests.client_steps import (
+    OnRestart,
+    adopts,
+    arrival,
+    attached,
+    gone,
+    orphan_limits,
+    released,
+    started,
+)
+from tests.journal_steps import KV_DOMAIN, SECOND_NS, request_id
 from tests.pause_steps import HoldingSteps, sample
 
 token_ids = st.integers(0, 2**32 - 1)
@@ -43,8 +53,11 @@ class Twins(RuleBasedStateMachine):
         self.num_requests = 2
         self.outputs: dict[int, list[int]] = {1: [], 2: []}
         self.both = (self.file, self.memory)
+        self.lost: set[int] = set()
+        self.joined: set[int] = set()
         for steps in self.both:
-            steps.start()
+            steps.know(started())
+            steps.ready(KV_DOMAIN)
             steps.receive(1)
             steps.receive(2)
             steps.join(1, 2)
@@ -58,10 +71,10 @@ class Twins(RuleBasedStateMachine):
         for steps in self.both:
             steps.receive(self.num_requests, prompt)
 
-    @precondition(lambda self: len(self.outputs) < self.num_requests)
+    @precondition(lambda self: self.waiting())
     @rule()
     def join(self) -> None:
-        number = len(self.outputs) + 1
+        number = self.waiting()[0]
         self.outputs[number] = []
         for steps in self.both:
             steps.join(number)
@@ -115,13 +128,35 @@ class Twins(RuleBasedStateMachine):
             steps.resume(number, 0, steps.to_prefill[number])
             steps.join_again(number)
 
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """A client leaves, perhaps one whose request has ended."""
+        number = data.draw(st.integers(1, self.num_requests))
+        self.lost.add(number)
+        for steps in self.both:
+            steps.know(gone(number))
+
+    @precondition(lambda self: self.lost)
+    @rule(is_back=st.booleans())
+    def find(self, is_back: bool) -> None:
+        """It comes back, or another one sends its request again."""
+        number = self.lost.pop()
+        if is_back:
+            for steps in self.both:
+                steps.know(attached(number), released(number))
+            return
+        self.num_requests += 1
+        self.joined.add(self.num_requests)
+        for steps in self.both:
+            steps.commit([arrival(self.num_requests)], adopts(self.num_requests, number))
+
     @rule(active_bytes=st.integers(0, 10**12))
     def sample(self, active_bytes: int) -> None:
         for steps in self.both:
             steps.know(sample(active_bytes))
 
-    @rule()
-    def kill(self) -> None:
+    @rule(on_restart=st.sampled_from(["resume", "hold", "cancel"]), looks_after=st.booleans())
+    def kill(self, on_restart: OnRestart, looks_after: bool) -> None:
         self.file.journal.close()
         self.file.journal = self.open()
         self.memory.journal.reopen()
@@ -129,7 +164,8 @@ class Twins(RuleBasedStateMachine):
         self.pausing = []
         for steps in self.both:
             steps.batch = ()
-            steps.start()
+            steps.know(started(orphan_limits(on_restart) if looks_after else None))
+            steps.ready(KV_DOMAIN)
             if rows:
                 steps.join(*rows)
 
@@ -155,6 +191,8 @@ class Twins(RuleBasedStateMachine):
     def same_tokens(self) -> None:
         for number in range(1, self.num_requests + 1):
             name = request_id(number)
+            has_prompt = self.file.journal.prompt_tokens(name) is not None
+            assert has_prompt == (number not in self.joined)
             one, other = self.file.journal, self.memory.journal
             assert one.prompt_tokens(name) == other.prompt_tokens(name)
             assert one.output_tokens(name) == other.output_tokens(name)
@@ -172,6 +210,15 @@ class Twins(RuleBasedStateMachine):
         assert {row.number: row for row in pins} == memory.pins
         samples = select_rows(run, tables.memory_sample, SampleRow, "")
         assert {row.seq: row for row in samples} == memory.samples
+        orphans = select_rows(run, tables.orphan, OrphanRow, "")
+        assert {(row.lost_seq, row.number): row for row in orphans} == memory.orphans
+        adoptions = select_rows(run, tables.adoption, AdoptionRow, "")
+        assert {row.seq: row for row in adoptions} == memory.adoptions
+
+    def waiting(self) -> list[int]:
+        """Requests that have had no row yet, by number."""
+        known = self.outputs.keys() | self.joined
+        return [number for number in range(1, self.num_requests + 1) if number not in known]
 
     def teardown(self) -> None:
         assert self.file.journal.verify() == []

@@ -142,9 +142,10 @@ def test_a_release_lets_it_go_on_for_as_long_as_after_a_restart(held: Held) -> N
     assert orphan_of(held, 2) == row, "it goes on already"
 
 
-def test_a_release_of_one_that_is_waited_for_without_limit_sets_none(held: Held) -> None:
+def test_one_that_has_a_key_is_released_for_as_long_as_it_takes(held: Held) -> None:
     restart(held, orphan_limits("hold"))
-    assert orphan_of(held, 3).needs_client == 1
+    row = orphan_of(held, 3)
+    assert (row.needs_client, row.until_ns) == (1, at(7) + RESTART_GRACE_NS)
     held("know", released(3))
     row = orphan_of(held, 3)
     assert (row.needs_client, row.until_ns) == (0, None)
@@ -169,7 +170,7 @@ def test_a_start_finds_everybody_without_a_client(held: Held) -> None:
     ("on_restart", "needs_client", "grace_ns", "until_ns"),
     [
         ("resume", 0, RESTART_GRACE_NS, None),
-        ("hold", 1, RESTART_GRACE_NS, None),
+        ("hold", 1, RESTART_GRACE_NS, at(7) + RESTART_GRACE_NS),
         ("cancel", 1, 0, at(7)),
     ],
 )
