@@ -28,6 +28,7 @@ from tools.cli_options import (
     StateOption,
     UrlOption,
 )
+from tools.cli_timeline import timeline
 from tools.nameguard import NameTaken, check_names
 from tools.service_parts import DEFAULT_KIND, Kind
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 app.add_typer(journal_app, name="journal")
 app.add_typer(bench, name="bench")
+app.command()(timeline)
 
 API_KEY = "FERMATA_SERVER__API_KEY"
 DEFAULT_STATE = Path("fermata-state")
