@@ -173,6 +173,27 @@ def replay(
     sys.exit(command.run(journal, command.Wanted(until, show, as_json)))
 
 
+@app.command()
+def whatif(
+    journal: JournalArgument,
+    *,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting that is changed: memory.ceiling=52GB. Repeatable."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the requests of a journal again with other settings, in a simulation whose speeds are
+    those that the journal has recorded.
+
+    Exit status: 0, 1 when it comes to no end with these settings, 2 for a journal or a setting that
+    cannot be used.
+    """
+    from tools import whatif as command
+
+    sys.exit(command.run(journal, command.Wanted(tuple(changes or ()), as_json)))
+
+
 cache_app = typer.Typer(help="Look after saved KV.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 

@@ -1,0 +1,72 @@
+"""The settings of a recorded run, and what is changed of them."""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from scheduler.overrides import explain, nested
+from scheduler.settings import ConfigurationError, Settings
+from scheduler.whatif.recorded import Incident
+
+
+class RecordedSettings(Settings):
+    """Settings that come from a journal: no environment and no file has a say."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+
+NOT_OF_A_DECISION = ("model", "state", "server.api_key", "server.client_keys")
+"""Recorded settings that a what-if has no use for."""
+
+
+def parse_changes(given: Sequence[str]) -> dict[str, object]:
+    """`group.name=value`, each. Raises ConfigurationError for anything else, and for a name that no
+    setting has.
+    """
+    changes: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--set {text}: write NAME=VALUE, as in memory.ceiling=52GB")
+        if name not in known_names():
+            raise ConfigurationError(f"--set {name}: there is no such setting")
+        changes[name] = value
+    return changes
+
+
+def known_names() -> frozenset[str]:
+    """All settings as `group.name`."""
+    return frozenset(Settings.model_construct().configuration())
+
+
+def settings_of(incident: Incident, changes: Mapping[str, object]) -> Settings:
+    """The recorded settings with these changes. A ceiling that followed the machine is what it was
+    at the start; settings of another release that this one does not have are left out. Raises
+    ConfigurationError for a value that cannot be used.
+    """
+    known = known_names()
+    recorded = {
+        name: value
+        for name, value in incident.configuration.items()
+        if name in known and name not in NOT_OF_A_DECISION and value is not None
+    }
+    if recorded.get("memory.ceiling") == "auto":
+        ceiling = incident.limits.ceiling_bytes
+        recorded["memory.ceiling"] = "none" if ceiling is None else ceiling
+    if recorded.get("kv.enabled") is False:
+        recorded |= {"kv.enabled": True, "kv.max_bytes": 0}  # a store that has room for nothing
+    try:
+        return RecordedSettings(**nested({**recorded, **changes, "model": "fake"}))  # pyright: ignore[reportArgumentType]
+    except ValidationError as error:
+        raise ConfigurationError(explain(error)) from error

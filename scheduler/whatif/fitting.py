@@ -1,0 +1,244 @@
+"""How long the engine and the disk take, fitted to what a journal has recorded of them.
+
+A chunk costs so much to begin, for each token, and for each earlier position that a token attends
+to. A decode step costs so much by itself, for each row, and for each position that is read. Both
+are fitted by least squares on relative errors, with coefficients that are not negative: a term
+that would be is left out. A step is measured from one to the next, so that what the loop adds
+counts; whatever came between two steps takes that pair out.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from journal import events
+from journal.events import Record
+from scheduler.simulation.cost import DiskCost, EngineCost
+
+LEAST_FACTS = 8
+"""Fewer facts of a kind tell nothing: with fewer, the numbers of the fallback hold."""
+
+MAX_GAP_FACTOR = 20
+"""Between two steps there was more than a step when it took so many times the median."""
+
+FALLBACK_NS = 1_000_000
+FALLBACK_BYTES_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCost(EngineCost):
+    """Work in the fitted terms: a chunk waits for no reading of weights that is not in them."""
+
+    def chunk_ns(self, start: int, length: int) -> int:
+        attended = length * start + length * (length - 1) // 2
+        return self.launch_ns + length * self.token_ns + attended * self.attend_ps // 1000
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is fitted to. Chunks are (start, length, ns), steps (rows, positions, ns), saves
+    (begin, end, bytes), restores (disk bytes, memory tokens, ns).
+    """
+
+    chunks: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    steps: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    saves: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    restores: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    transients: list[int] = field(default_factory=list[int])
+    overheads: list[int] = field(default_factory=list[int])
+
+    def halves(self) -> "tuple[Facts, Facts]":
+        """The first and the second half of each kind, in their order."""
+        first, second = Facts(), Facts()
+        for name in ("chunks", "steps", "saves", "restores", "transients", "overheads"):
+            values = getattr(self, name)
+            setattr(first, name, values[: len(values) // 2])
+            setattr(second, name, values[len(values) // 2 :])
+        return first, second
+
+
+class Gathering:
+    """Reads the records of a journal once, and keeps how many positions each row has."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self.known: dict[int, int] = {}
+        self.planned_ns: dict[int, int] = {}
+        self.rows = 0
+        self.step_before: tuple[int, int] | None = None
+
+    def take(self, record: Record) -> None:
+        """One record."""
+        event = record.event
+        match event:
+            case events.RequestReceived():
+                self.known[event.number] = event.num_prompt_tokens
+            case events.BatchChanged():
+                self.rows = len(event.numbers)
+                self.step_before = None
+            case events.PrefillChunkPlanned():
+                self.planned_ns[event.chunk] = record.at_ns
+                self.step_before = None
+            case events.PrefillChunkDone():
+                self.chunk(record.at_ns, event)
+            case events.TokensDecoded():
+                self.step(record.at_ns, event)
+            case events.BlockSaved() if event.duration_ns:
+                began_ns = record.at_ns - event.duration_ns
+                self.facts.saves.append((began_ns, record.at_ns, event.saved_bytes))
+            case events.ChainRestored() if event.duration_ns:
+                restore = (event.read_bytes, event.num_memory_tokens, event.duration_ns)
+                self.facts.restores.append(restore)
+            case events.ServerStarted() | events.ChainSaved() | events.KvFreed():
+                self.step_before = None
+            case _:
+                pass
+
+    def chunk(self, at_ns: int, event: events.PrefillChunkDone) -> None:
+        """A chunk that was fed; alone in the engine, what the loop adds to it shows too."""
+        if event.length == 0:
+            return
+        facts = self.facts
+        planned_ns = self.planned_ns.pop(event.chunk, None)
+        if planned_ns is not None and self.rows == 0:
+            facts.overheads.append(max(0, at_ns - planned_ns - event.duration_ns))
+        facts.chunks.append((event.start, event.length, max(1, event.duration_ns)))
+        facts.transients.append(max(0, event.peak_bytes - event.active_bytes) // event.length)
+
+    def step(self, at_ns: int, event: events.TokensDecoded) -> None:
+        """A decode step right behind another one of the same rows."""
+        positions = 0
+        for number, count in zip(event.numbers, event.counts, strict=True):
+            positions += self.known.get(number, 0)
+            self.known[number] = self.known.get(number, 0) + count
+        rows = sum(count > 0 for count in event.counts)
+        if self.step_before is not None and self.step_before[0] == event.batch and rows:
+            self.facts.steps.append((rows, positions, max(1, at_ns - self.step_before[1])))
+        self.step_before = None if event.ended else (event.batch, at_ns)
+
+
+def gather(records: Iterable[Record]) -> Facts:
+    """What of these records is fitted to."""
+    gathering = Gathering()
+    for record in records:
+        gathering.take(record)
+    facts = gathering.facts
+    if facts.steps:
+        most_ns = MAX_GAP_FACTOR * median(ns for _, _, ns in facts.steps)
+        facts.steps = [step for step in facts.steps if step[2] <= most_ns]
+    return facts
+
+
+def fit_engine(facts: Facts, block_tokens: int) -> FittedCost:
+    """The engine's cost. What was hardly seen costs what the fallback says."""
+    launch_ns, token_ns, attend_ns = FALLBACK_NS, 0.0, 0.0
+    if len(facts.chunks) >= LEAST_FACTS:
+        rows = [(1.0, length, attended(start, length)) for start, length, _ in facts.chunks]
+        fitted = least_squares(rows, [ns for _, _, ns in facts.chunks])
+        launch_ns, token_ns, attend_ns = fitted
+    elif facts.chunks:
+        launch_ns = 0
+        token_ns = sum(ns for _, _, ns in facts.chunks) / sum(n for _, n, _ in facts.chunks)
+    weights_ns, row_ns, read_ns = FALLBACK_NS, 0.0, 0.0
+    if len(facts.steps) >= LEAST_FACTS:
+        rows = [(1.0, num_rows, positions) for num_rows, positions, _ in facts.steps]
+        weights_ns, row_ns, read_ns = least_squares(rows, [ns for _, _, ns in facts.steps])
+    return FittedCost(
+        token_ns=round(token_ns),
+        attend_ps=round(attend_ns * 1000),
+        weights_ns=round(weights_ns),
+        read_ps=round(read_ns * 1000),
+        row_ns=round(row_ns),
+        copy_ns=copy_ns(facts, block_tokens),
+        launch_ns=round(launch_ns) + (round(median(facts.overheads)) if facts.overheads else 0),
+    )
+
+
+def attended(start: int, length: int) -> int:
+    """Pairs of positions that a chunk computes, as `EngineCost.chunk_ns` counts them."""
+    return length * start + length * (length - 1) // 2
+
+
+def copy_ns(facts: Facts, block_tokens: int) -> int:
+    """What a block takes from memory into a row, from restores that read nothing."""
+    copies = [
+        ns * block_tokens // tokens for read, tokens, ns in facts.restores if tokens and not read
+    ]
+    return round(median(copies)) if copies else FALLBACK_NS
+
+
+def fit_disk(facts: Facts) -> DiskCost:
+    """The disk's cost: its rate while something was being written, and what is left of a save."""
+    write_rate = FALLBACK_BYTES_PER_S
+    flush_ns = 0
+    if facts.saves:
+        busy_ns = covered_ns([(begin, end) for begin, end, _ in facts.saves])
+        write_rate = max(1, sum(size for _, _, size in facts.saves) * 10**9 // max(1, busy_ns))
+        rests = [end - begin - size * 10**9 // write_rate for begin, end, size in facts.saves]
+        flush_ns = max(0, round(median(rests)))
+    reads = [(size, ns) for size, _, ns in facts.restores if size]
+    read_rate = FALLBACK_BYTES_PER_S
+    if reads:
+        read_rate = max(1, sum(size for size, _ in reads) * 10**9 // sum(ns for _, ns in reads))
+    return DiskCost(write_rate, read_rate, flush_ns)
+
+
+def covered_ns(spans: Sequence[tuple[int, int]]) -> int:
+    """How much time lies in at least one of these spans."""
+    total, until = 0, 0
+    for begin, end in sorted(spans):
+        total += max(0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def least_squares(rows: Sequence[Sequence[float]], times: Sequence[int]) -> list[float]:
+    """Coefficients, none negative, that make the sum of the squared relative errors least. Terms
+    that come out negative are left out, the most negative first (an active set).
+    """
+    scale = np.asarray(times, dtype=np.float64)
+    matrix = np.asarray(rows, dtype=np.float64) / scale[:, None]
+    kept = list(range(matrix.shape[1]))
+    while True:
+        found = np.linalg.lstsq(matrix[:, kept], np.ones(len(times)), rcond=None)[0]
+        worst = int(np.argmin(found))
+        if found[worst] >= 0 or len(kept) == 1:
+            break
+        del kept[worst]
+    coefficients = [0.0] * matrix.shape[1]
+    for place, value in zip(kept, found, strict=True):
+        coefficients[place] = max(0.0, float(value))
+    return coefficients
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """How far the fit on the first half is from the second, in permille of the recorded sum: 0 is
+    exact, 1000 is twice or nothing. Null: there was nothing to check.
+    """
+
+    prefill_permille: int | None
+    decode_permille: int | None
+
+
+def check_fit(facts: Facts, block_tokens: int) -> FitError:
+    """Fits to the first half of the facts and compares with the second."""
+    first, second = facts.halves()
+    cost = fit_engine(first, block_tokens)
+    extra_ns = round(median(first.overheads)) if first.overheads else 0
+    chunks = [(cost.chunk_ns(start, n) - extra_ns, ns) for start, n, ns in second.chunks]
+    steps = [
+        (cost.weights_ns + rows * cost.row_ns + positions * cost.read_ps // 1000, ns)
+        for rows, positions, ns in second.steps
+    ]
+    return FitError(error_permille(chunks), error_permille(steps))
+
+
+def error_permille(pairs: Sequence[tuple[int, int]]) -> int | None:
+    """The difference of the sums, in permille of the recorded one."""
+    recorded = sum(ns for _, ns in pairs)
+    if not recorded:
+        return None
+    return abs(sum(ns for ns, _ in pairs) - recorded) * 1000 // recorded
