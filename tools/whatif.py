@@ -14,7 +14,7 @@ from scheduler.simulation.world import Stuck
 from scheduler.whatif.configuration import parse_changes, settings_of
 from scheduler.whatif.fitting import FitError, check_fit, gather
 from scheduler.whatif.recorded import NothingRecorded, incident_of
-from scheduler.whatif.rerun import Rerun, hardware_of, recorded_block_tokens
+from scheduler.whatif.rerun import Rerun, hardware_of, recorded_block_tokens, sizes_of
 from scheduler.whatif.totals import Totals, totals_of
 from tools.text_table import text_table
 
@@ -65,7 +65,7 @@ def report_of(path: Path, changes: dict[str, object]) -> Report:
     """Reads the journal, fits, and runs it again with and without the changes."""
     with JournalReader.open(path) as reader:
         incident = incident_of(reader.read())
-        facts = gather(reader.read())
+        facts = gather(reader.read(), sizes_of(incident))
         recorded = totals_of(reader.read())
     error: FitError = check_fit(facts, max(1, recorded_block_tokens(incident)))
     hardware = hardware_of(incident, facts)

@@ -3,8 +3,9 @@
 A chunk costs so much to begin, for each token, and for each earlier position that a token attends
 to. A decode step costs so much by itself, for each row, and for each position that is read. Both
 are fitted by least squares on relative errors, with coefficients that are not negative: a term
-that would be is left out. A step is measured from one to the next, so that what the loop adds
-counts; whatever came between two steps takes that pair out.
+that would be is left out. Relative errors keep the short ones from being nothing beside the long
+ones, and make the sum too small where times vary, so it is scaled to the recorded sum. A step is
+measured from one to the next, less a chunk between them, so that what the loop adds counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -59,10 +60,26 @@ class Facts:
         return first, second
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What files take by the model's own numbers, which are those of the simulation: how long one
+    of so many bytes takes is what is to be known, whatever became of it on the disk.
+    """
+
+    token_bytes: int
+    block_tokens: int
+    state_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.token_bytes * self.block_tokens
+
+
 class Gathering:
     """Reads the records of a journal once, and keeps how many positions each row has."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
         self.facts = Facts()
         self.known: dict[int, int] = {}
         self.planned_ns: dict[int, int] = {}
@@ -80,16 +97,19 @@ class Gathering:
                 self.step_before = None
             case events.PrefillChunkPlanned():
                 self.planned_ns[event.chunk] = record.at_ns
-                self.step_before = None
             case events.PrefillChunkDone():
                 self.chunk(record.at_ns, event)
             case events.TokensDecoded():
                 self.step(record.at_ns, event)
             case events.BlockSaved() if event.duration_ns:
                 began_ns = record.at_ns - event.duration_ns
-                self.facts.saves.append((began_ns, record.at_ns, event.saved_bytes))
+                num_bytes = self.sizes.block_bytes
+                if event.part == "state":
+                    num_bytes = self.sizes.state_bytes
+                self.facts.saves.append((began_ns, record.at_ns, num_bytes))
             case events.ChainRestored() if event.duration_ns:
-                restore = (event.read_bytes, event.num_memory_tokens, event.duration_ns)
+                read_bytes = event.num_disk_tokens * self.sizes.token_bytes
+                restore = (read_bytes, event.num_memory_tokens, event.duration_ns)
                 self.facts.restores.append(restore)
             case events.ServerStarted() | events.ChainSaved() | events.KvFreed():
                 self.step_before = None
@@ -101,6 +121,8 @@ class Gathering:
         if event.length == 0:
             return
         facts = self.facts
+        if self.step_before is not None:
+            self.step_before = (self.step_before[0], self.step_before[1] + event.duration_ns)
         planned_ns = self.planned_ns.pop(event.chunk, None)
         if planned_ns is not None and self.rows == 0:
             facts.overheads.append(max(0, at_ns - planned_ns - event.duration_ns))
@@ -119,9 +141,9 @@ class Gathering:
         self.step_before = None if event.ended else (event.batch, at_ns)
 
 
-def gather(records: Iterable[Record]) -> Facts:
+def gather(records: Iterable[Record], sizes: Sizes) -> Facts:
     """What of these records is fitted to."""
-    gathering = Gathering()
+    gathering = Gathering(sizes)
     for record in records:
         gathering.take(record)
     facts = gathering.facts
@@ -210,7 +232,9 @@ def least_squares(rows: Sequence[Sequence[float]], times: Sequence[int]) -> list
     coefficients = [0.0] * matrix.shape[1]
     for place, value in zip(kept, found, strict=True):
         coefficients[place] = max(0.0, float(value))
-    return coefficients
+    fitted = float(np.sum(np.asarray(rows, dtype=np.float64) @ np.asarray(coefficients)))
+    factor = float(np.sum(scale)) / fitted if fitted else 1.0
+    return [coefficient * factor for coefficient in coefficients]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from scheduler.settings import Settings
 from scheduler.simulation.engine import SimulatedEngine
 from scheduler.simulation.world import Hardware, World
 from scheduler.streams import Arrival
-from scheduler.whatif.fitting import Facts, fit_disk, fit_engine
+from scheduler.whatif.fitting import Facts, Sizes, fit_disk, fit_engine
 from scheduler.whatif.recorded import Incident, Recorded, prompt_of
 from scheduler.whatif.totals import Totals, totals_of
 
@@ -110,6 +110,13 @@ def let_rows_end(engine: SimulatedEngine, outputs: dict[str, int]) -> None:
 def num_output(command: StartRow) -> int:
     """What the row had put out before it began."""
     return len(command.token_ids) - command.num_prompt_tokens
+
+
+def sizes_of(incident: Incident) -> Sizes:
+    """What files take in the simulation."""
+    model = incident.model
+    tokens = max(1, recorded_block_tokens(incident))
+    return Sizes(model.kv_bytes_per_token, tokens, model.state_bytes)
 
 
 def hardware_of(incident: Incident, facts: Facts) -> Hardware:
