@@ -15,6 +15,7 @@ from journal.crashpoints import reach
 from journal.database import Database, Run, file_uri, make_engine, translated
 from journal.events import Record, StateCarried
 from journal.files import create_private, flush, replacement_of
+from journal.moments import bounds, end_of_step, last_before
 from journal.queries import event_columns, read_records
 from journal.rebuild import Rebuild, load_base
 from journal.statements import INSERT_EVENT
@@ -55,24 +56,15 @@ def compaction_point(run: Run, at_ns: int, keep_ns: int, keep_bytes: int) -> int
     """The seq through which the events should go: those before `at_ns - keep_ns`, and as many more
     as bring the file under four fifths of `keep_bytes`. None when that is little or nothing.
     """
-    first, last = run("SELECT min(seq), max(seq) FROM events").one()
-    if first is None:
+    ends = bounds(run)
+    if ends is None:
         return None
+    first, last = ends
     through = max(
-        _last_before(run, first, last, at_ns - keep_ns), _last_beyond(run, first, last, keep_bytes)
+        last_before(run, first, last, at_ns - keep_ns), _last_beyond(run, first, last, keep_bytes)
     )
-    through = _end_of_step(run, through)
+    through = end_of_step(run, through)
     return through if through - first >= max(1, (last - first) // LEAST_SHARE) else None
-
-
-def _last_before(run: Run, first: int, last: int, at_ns: int) -> int:
-    """The last seq before a time, by bisection: time does not go back."""
-    low, high = first - 1, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        found: int = run("SELECT at_ns FROM events WHERE seq = ?", (middle,)).scalar_one()
-        low, high = (middle, high) if found < at_ns else (low, middle - 1)
-    return low
 
 
 def _last_beyond(run: Run, first: int, last: int, keep_bytes: int) -> int:
@@ -89,16 +81,6 @@ def _last_beyond(run: Run, first: int, last: int, keep_bytes: int) -> int:
         return 0
     kept_bytes = max(0, keep_bytes * 4 // 5 - side_bytes)
     return last - (last - first) * kept_bytes // event_bytes
-
-
-def _end_of_step(run: Run, seq: int) -> int:
-    """The last seq up to `seq` that ends a step."""
-    query = (
-        "SELECT max(seq) FROM events WHERE seq <= ? AND step <"
-        " (SELECT step FROM events WHERE seq = ?)"
-    )
-    end: int | None = run(query, (seq, seq + 1)).scalar()
-    return seq if end is None else end
 
 
 class Compaction:

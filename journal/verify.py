@@ -6,6 +6,7 @@ import msgspec
 
 from journal import queries, tables
 from journal.blocks import BlockRow
+from journal.bundle import has_tokens, is_bundle, verify_bundle
 from journal.database import Run, schema_of
 from journal.errors import UnreadableEvent
 from journal.events import Record, StateCarried
@@ -80,6 +81,8 @@ ORPHANS = {
 def verify(run: Run) -> Iterator[str]:
     """What is wrong, one line each. Runs in the caller's transaction, and reads everything."""
     yield from _file(run)
+    if is_bundle(run):
+        yield from verify_bundle(run)
     missing = list(_events(run))
     if missing:
         # Folding what is left would find differences that say nothing more.
@@ -264,6 +267,8 @@ def _tokens(run: Run, row: RequestRow, count: int) -> Iterator[str]:
     if row.outcome is not None and row.num_output_tokens != count:
         yield f"request {row.number}: ended with {row.num_output_tokens} tokens, decoded {count}"
     stored = len(queries.output_tokens(run, row.request_id).ids) // ID_BYTES
-    purged = row.outcome is not None and stored == 0
-    if stored != count and not purged:
+    if stored == count:
+        return
+    purged = stored == 0 and (row.outcome is not None or not has_tokens(run))
+    if not purged:
         yield f"token_ids: {stored} of request {row.number}, decoded {count}"

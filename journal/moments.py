@@ -1,0 +1,36 @@
+"""Where a moment lies among the events of a journal."""
+
+from journal.database import Run
+
+
+def last_before(run: Run, first: int, last: int, at_ns: int) -> int:
+    """The last seq before a time, by bisection: time does not go back. `first - 1` for none."""
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        found: int = run("SELECT at_ns FROM events WHERE seq = ?", (middle,)).scalar_one()
+        low, high = (middle, high) if found < at_ns else (low, middle - 1)
+    return low
+
+
+def end_of_step(run: Run, seq: int) -> int:
+    """The last seq up to `seq` that ends a step."""
+    query = (
+        "SELECT max(seq) FROM events WHERE seq <= ? AND step <"
+        " (SELECT step FROM events WHERE seq = ?)"
+    )
+    end: int | None = run(query, (seq, seq + 1)).scalar()
+    return seq if end is None else end
+
+
+def whole_step(run: Run, seq: int) -> int:
+    """The last seq of the step to which this one belongs."""
+    query = "SELECT max(seq) FROM events WHERE step = (SELECT step FROM events WHERE seq = ?)"
+    last: int = run(query, (seq,)).scalar_one()
+    return last
+
+
+def bounds(run: Run) -> tuple[int, int] | None:
+    """The first and the last seq; null for a journal without events."""
+    first, last = run("SELECT min(seq), max(seq) FROM events").one()
+    return None if first is None else (first, last)

@@ -1,0 +1,111 @@
+"""`fermata journal export`: part of a journal as a bundle that can be sent to somebody."""
+
+import re
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from journal.bundle import Window, export
+from journal.errors import JournalError
+from journal.moments import bounds, end_of_step, last_before, whole_step
+from journal.reader import JournalReader
+from scheduler.evolve import fold
+from scheduler.state import STATE_VERSION, SchedulerState
+from tools.replay_life import NoSuchRequest, find_request
+
+DONE, UNUSABLE = 0, 2
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+NS_PER_S = 10**9
+
+
+class NoWindow(Exception):
+    """What was asked for is no part of the journal. One line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which part: from a time, to a time, or the life of one request; and whether with tokens."""
+
+    since: str | None = None
+    until: str | None = None
+    request: str | None = None
+    with_tokens: bool = False
+
+
+def run(path: Path, file: Path, wanted: Wanted) -> int:
+    """Writes the bundle and says what is in it. Returns 0, or 2 when the journal cannot be read,
+    nothing of it lies in the window, or the bundle cannot be written.
+    """
+    try:
+        with JournalReader.open(path) as reader:
+            window = window_of(reader, wanted)
+            carried = carried_state(reader, window)
+            bundle = export(reader, file, window, carried, with_tokens=wanted.with_tokens)
+    except (JournalError, NoWindow, NoSuchRequest) as error:
+        print(f"fermata journal export: {error}", file=sys.stderr)
+        return UNUSABLE
+    steps = f"steps {bundle.first_step} to {bundle.last_step}"
+    size = f"{bundle.num_bytes / 1e6:.1f} MB"
+    tokens = "with prompts and answers" if wanted.with_tokens else "without prompts and answers"
+    print(f"{bundle.file}: {bundle.num_events} events, {steps}, {size}, {tokens}")
+    return DONE
+
+
+def window_of(reader: JournalReader, wanted: Wanted) -> Window:
+    """The window in whole steps. Raises NoWindow, NoSuchRequest."""
+    with reader.transaction() as run:
+        ends = bounds(run)
+        if ends is None:
+            raise NoWindow("the journal has no events")
+        first, last = ends
+        last_ns: int = run("SELECT at_ns FROM events WHERE seq = ?", (last,)).scalar_one()
+        words = ["all of it"]
+        through, until = first - 1, last
+        if wanted.request is not None:
+            request_id = find_request(reader, wanted.request)
+            words = [f"request {request_id}"]
+            query = "SELECT min(seq), max(seq) FROM events WHERE request_id = ?"
+            begin, end = run(query, (request_id,)).one()
+            through, until = first - 1 if begin is None else begin - 1, end or last
+        if wanted.since is not None:
+            words.append(f"since {wanted.since}")
+            through = max(through, last_before(run, first, last, moment(wanted.since, last_ns)))
+        if wanted.until is not None:
+            words.append(f"until {wanted.until}")
+            until = min(until, last_before(run, first, last, moment(wanted.until, last_ns) + 1))
+        if until <= through:
+            raise NoWindow(f"nothing of the journal lies in this window ({', '.join(words)})")
+        through = first - 1 if through < first else end_of_step(run, through)
+        return Window(
+            through_seq=0 if through < first else through,
+            until_seq=whole_step(run, until),
+            what=", ".join(words),
+        )
+
+
+def moment(text: str, last_ns: int) -> int:
+    """A time: ISO 8601 (UTC unless it says otherwise), or how long before the journal's last event,
+    as in 90m. Raises NoWindow.
+    """
+    if found := re.fullmatch(r"(\d+)([smhd])", text):
+        return last_ns - int(found[1]) * UNITS_S[found[2]] * NS_PER_S
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise NoWindow(
+            f"{text} is no time: write 2026-01-31T12:00, or 90m for as long before the last event"
+        ) from None
+    aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return round(aware.timestamp() * NS_PER_S)
+
+
+def carried_state(reader: JournalReader, window: Window) -> tuple[int, dict[str, object]] | None:
+    """The state before the window; null when nothing is before it."""
+    if window.through_seq == 0:
+        return None
+    state = SchedulerState()
+    fold(state, reader.read(0, window.through_seq))
+    return STATE_VERSION, msgspec.to_builtins(state, str_keys=True)
