@@ -28,6 +28,7 @@ from journal.database import Run, make_engine, translated
 from journal.errors import JournalBroken, JournalError
 from journal.events import Record, StateCarried
 from journal.files import flush
+from journal.moments import bounds
 from journal.queries import event_columns, select_rows
 from journal.reader import JournalReader
 from journal.rebuild import Base, Rebuild, load_base
@@ -148,8 +149,10 @@ class Writer:
         """The first and the last step, and how many events there are."""
         with self.reader.transaction() as source:
             base = load_base(source)
+            first_seq = (bounds(source) or (0, 0))[0]
             schema = source(
                 "SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL"
+                " AND name NOT IN ('bundle', 'step_digest')"
                 " ORDER BY CASE type WHEN 'table' THEN 0 WHEN 'view' THEN 1 ELSE 2 END, rowid"
             ).fetchall()
         later = [sql for kind, sql in schema if kind != "table"]
@@ -164,8 +167,7 @@ class Writer:
         if carried is not None and last is not None:
             self.put_base(rebuild.base(), last, carried)
         elif base.rows.run is not None:
-            self.put_rows(base)  # the journal itself begins with a carried state
-            self.put_carried_rows(base, 0)
+            self.put_rows(base, first_seq)  # the journal itself begins with a carried state
         self.put_window(rebuild)
         if self.with_tokens:
             self.put_tokens(rebuild)
@@ -192,18 +194,14 @@ class Writer:
         version, state = carried
         event = StateCarried(state_version=version, through_seq=last.seq, state=dict(state))
         first = msgspec.structs.replace(last, source="fact", event=event)
-        self.put_rows(base)
-        self.put_past(base, last.seq)
-        self.put_carried_rows(base, last.seq)
+        self.put_rows(base, last.seq)
         for _ in self.put_steps([first]):
             pass  # nothing is made of it: its rows are there
 
-    def put_carried_rows(self, base: Base, seq: int) -> None:
+    def put_rows(self, base: Base, seq: int) -> None:
+        """The rows that were open behind this seq, and what a rebuild starts from."""
         body = msgspec.json.encode(base).decode()
         self.run("INSERT INTO carried_rows VALUES (?, ?)", (seq, body))
-
-    def put_rows(self, base: Base) -> None:
-        """The rows that were open."""
         rows = base.rows
         changes = Changes(
             requests={row.number: row for row in rows.requests},
@@ -216,6 +214,7 @@ class Writer:
         write_changes(self.run, changes)
         for block in base.blocks:
             self.run(INSERT_BLOCK, msgspec.structs.astuple(block))
+        self.put_past(base, seq)
 
     def put_past(self, base: Base, last_seq: int) -> None:
         """What was over by then of the requests that were open: their rows count it."""
