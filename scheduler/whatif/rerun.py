@@ -9,10 +9,10 @@ import msgspec
 from journal.events import Record
 from scheduler.engine.base import StartRow
 from scheduler.parameters import RequestParameters, SamplingParameters
-from scheduler.sensors import WishFact
 from scheduler.settings import Settings
 from scheduler.simulation.engine import SimulatedEngine
-from scheduler.simulation.world import Hardware, World
+from scheduler.simulation.hardware import Hardware
+from scheduler.simulation.world import Stuck, World
 from scheduler.streams import Arrival
 from scheduler.whatif.fitting import Facts, Sizes, fit_disk, fit_engine
 from scheduler.whatif.recorded import Incident, Recorded, prompt_of
@@ -43,12 +43,20 @@ class Rerun:
         for request in self.incident.requests:
             arrival = arrival_of(request, self.own_block_tokens)
             self.outputs[request.request_id] = max(1, request.num_output_tokens)
-            world.prompts[request.request_id] = arrival.prompt
-            world.plan(request.at_ns, partial(world.arrive, arrival))
+            world.plan(request.at_ns, partial(self.submit, arrival))
             for after_ns, wish in request.wishes:
-                world.plan(request.at_ns + after_ns, partial(want, world, wish))
+                world.plan(request.at_ns + after_ns, partial(world.wish, wish))
             last_ns = max(last_ns, request.at_ns)
-        world.run(max(LEAST_LIMIT_NS, LIMIT_FACTOR * last_ns))
+        limit_ns = max(LEAST_LIMIT_NS, LIMIT_FACTOR * last_ns)
+        while world.turn():
+            if world.timeline.now_ns > limit_ns:
+                raise Stuck(world.describe("no end within the time that an incident may take"))
+        if world.state.requests:
+            raise Stuck(world.describe("nothing happens any more"))
+
+    def submit(self, arrival: Arrival) -> None:
+        """A request comes in. Where it is not taken it is not: that is what is to be seen."""
+        self.world.doors.submit(arrival)
 
     def records(self) -> list[Record]:
         """All that the what-if's own journal holds."""
@@ -57,11 +65,6 @@ class Rerun:
     def totals(self, wanted: frozenset[str] | None = None) -> Totals:
         """What it came to."""
         return totals_of(self.world.journal.read(), wanted)
-
-
-def want(world: World, wish: WishFact) -> None:
-    """Somebody wants again what somebody wanted."""
-    world.wish(wish)
 
 
 def recorded_block_tokens(incident: Incident) -> int:
