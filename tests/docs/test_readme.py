@@ -15,15 +15,18 @@ RECIPES = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal with requests that finished, were refused, were held, and lived through a death."""
+    """A journal with requests that finished, were refused, were held, lived through a death and were
+    sent again after it.
+    """
     folder = tmp_path_factory.mktemp("readme")
     driver = LoopDriver(folder, settings_of(fake__context_tokens=64))
     driver.submit("first", 4)
     driver.run_until_idle()
-    driver.submit("second", 8)
+    driver.submit("second", 8, content_digest="second")
     driver.submit("too much for this model", 4_000)
     driver.run_until(lambda: any(r.num_output_tokens > 2 for r in driver.state.requests.values()))
     driver.restart()
+    driver.submit("second", 8, content_digest="second")  # its client comes back
     driver.run_until_idle()
     held = driver.submit("third", 8)
     driver.run_until(lambda: len(held.tokens) > 2)
