@@ -10,7 +10,9 @@ from journal.events import Record
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
-    """A row of `request`, column by column; journal/views.md says what each is."""
+    """A row of `request`, column by column; journal/views.md says what each is. `owner_digest` is
+    that of `request_received`, and in no view.
+    """
 
     number: int
     request_id: str
@@ -61,6 +63,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     joined_id: str | None = None
     num_orphaned: int = 0
     orphaned_ns: int = 0
+    owner_digest: str = ""
 
 
 class RunRow(msgspec.Struct, kw_only=True):
@@ -310,6 +313,7 @@ def request_row(record: Record, event: events.RequestReceived) -> RequestRow:
         num_prompt_tokens=event.num_prompt_tokens,
         asked_max_tokens=event.max_tokens,
         has_key=int(bool(event.key_digest)),
+        owner_digest=event.owner_digest,
     )
 
 

@@ -130,6 +130,8 @@ request = Table(
     Column("joined_id", Text),
     Column("num_orphaned", Integer, nullable=False, server_default="0"),
     Column("orphaned_ns", Integer, nullable=False, server_default="0"),
+    # Who may see it, also when its first event is gone. It is in no view.
+    Column("owner_digest", Text, nullable=False, server_default=""),
     # A start reads the open requests only, whatever the number of those that ended.
     Index("request_open", "number", sqlite_where=text("outcome IS NULL")),
     sqlite_strict=True,

@@ -45,7 +45,8 @@ def started(orphans: OrphanLimits | None = ORPHANS) -> ServerStarted:
 
 def arrival(number: int, key: str = "", content: str = "c") -> RequestReceived:
     """A request with digests; with a key when one is given."""
-    return msgspec.structs.replace(received(number), key_digest=key, content_digest=content)
+    digests = {"key_digest": key, "content_digest": content, "owner_digest": "owner"}
+    return msgspec.structs.replace(received(number), **digests)
 
 
 def gone(number: int) -> ClientGone:

@@ -15,6 +15,7 @@ CHANGES = (
     "ALTER TABLE request ADD COLUMN joined_id TEXT",
     "ALTER TABLE request ADD COLUMN num_orphaned INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE request ADD COLUMN orphaned_ns INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE request ADD COLUMN owner_digest TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE run ADD COLUMN drained_ns INTEGER",
     "ALTER TABLE minute ADD COLUMN num_joined INTEGER NOT NULL DEFAULT 0",
     """

@@ -312,6 +312,7 @@ def test_who_is_without_a_client_outlives_a_compaction(held: Held) -> None:
     held.compact()
     held.check()
     assert [row.outcome for row in held.orphans()] == ["adopted", "attached", "open"]
+    assert [row.owner_digest for row in held.requests()] == ["", "", "owner", "owner"]
 
 
 def test_decode_steps_of_an_orphan_write_an_event_and_their_tokens(held: Held) -> None:
