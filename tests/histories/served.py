@@ -134,10 +134,10 @@ def never_fits(folder: Path) -> None:
 
 
 def client_gone_and_deadline(folder: Path) -> None:
-    """One client leaves while its request is held, another while it decodes; a third waits until
-    its request is too old.
+    """One client leaves while its request is held, another while it decodes, and nobody comes for
+    them; a third waits until its request is too old.
     """
-    with running(folder, **SLOW, requests={"max_age_s": 3}) as server:
+    with running(folder, **SLOW, requests={"max_age_s": 3, "orphan_grace_s": 1}) as server:
         for is_held in (True, False):
             client = send(server, LONG | {"stream": True}, PATH)
             request_id = server.wait_for_phase("decoding")

@@ -5,11 +5,13 @@ that something else takes are not.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from journal import events
 from scheduler.engine.fake_row import Failure
 from scheduler.request import Phase
+from scheduler.simulation.clients import Habits
 from scheduler.simulation.world import Asked, World, nothing
 from tests.property.pressure_world import LIMIT_NS, S, hardware_of, room_for, settings_under
 
@@ -122,6 +124,62 @@ def crowded_disk() -> World:
     return run(world)
 
 
+def clients_come_back() -> World:
+    """One whose connection is lost asks again, and adopts its request; another does so by its key,
+    twice, once after its end. An equal one that has its client is left alone, one comes back by its
+    position, and for one nobody comes.
+    """
+    world = world_of(requests__orphan_grace_s=8)
+    again = Habits(content=1, leaves_at_tokens=(10,), returns="resend", back_ns=2 * S)
+    for asked, habits in (
+        (ROW, again),
+        (replace(ROW, at_ns=S), Habits(content=1)),
+        (ROW, replace(again, content=2, key=2)),
+        (replace(ROW, at_ns=20 * S), Habits(content=2, key=2)),
+        (replace(ROW, at_ns=21 * S), Habits(content=3, key=2)),
+        (ROW, Habits(content=4, leaves_at_tokens=(5,), returns="attach", back_ns=3 * S)),
+        (replace(ROW, at_ns=2 * S), Habits(content=5, leaves_at_tokens=(1,), returns="never")),
+    ):
+        world.ask(asked, habits)
+    return run(world)
+
+
+def found_by_starts() -> World:
+    """The process dies three times, each time with three requests: one whose client sends it again,
+    one that an operator lets go on, and one for which nobody comes. The first start lets them run
+    on, so that the first is finished when it is sent again; the second holds them; the third ends
+    them.
+    """
+    world = world_of(requests__restart_grace_s=15)
+    for number, (at_s, on_restart) in enumerate(((2, "resume"), (40, "hold"), (80, "cancel"))):
+        asked = replace(ROW, at_ns=(at_s - 1) * S)
+        back_ns = (12 if on_restart == "resume" else 4) * S
+        world.ask(asked, Habits(content=number + 1, returns="resend", back_ns=back_ns))
+        released = world.ask(asked, Habits(returns="never"))
+        world.ask(asked, Habits(returns="never"))
+        world.plan(at_s * S, partial(start_with, world, on_restart))
+        release = events.ReleaseRequested(request_id=released)
+        world.plan((at_s + 2) * S, partial(world.wish, release))
+    return run(world)
+
+
+def start_with(world: World, on_restart: str) -> None:
+    """The process is killed, and the next one is told so."""
+    requests = world.settings.requests.model_copy(update={"on_restart": on_restart})
+    world.settings = world.settings.model_copy(update={"requests": requests})
+    world.crash()
+
+
+def drained() -> World:
+    """A stop: what does not finish in time is held, and goes on at the next start."""
+    world = world_of(server__drain_limit_ms=500, state_bytes=40_000)
+    for number in range(3):
+        asked = replace(ROW, max_tokens=(30, 90, 60)[number], at_ns=number * 100_000_000)
+        world.ask(asked, Habits(content=number + 1, returns="attach", back_ns=S))
+    world.plan(3 * S, world.stop)
+    return run(world)
+
+
 STORIES: dict[str, Callable[[], World]] = {
     story.__name__: story
     for story in (
@@ -131,5 +189,8 @@ STORIES: dict[str, Callable[[], World]] = {
         crash_while_pausing,
         crash_while_paused,
         crowded_disk,
+        clients_come_back,
+        found_by_starts,
+        drained,
     )
 }

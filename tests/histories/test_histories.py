@@ -21,6 +21,22 @@ from tools import replay as command
 MAX_BYTES = 150 * 1024
 FILES = history_files()
 DROPS = {"emergency_alone": "alone", "disk_full_while_pausing": "disk_full"}
+ABOUT_CLIENTS = {
+    "clients_come_back": {
+        *("adopted by content, client_gone", "adopted by key, client_gone", "adopted by key, None"),
+        *("RequestRejected key_reused", "RequestCancelled client_gone", "ClientAttached"),
+        *("PauseStarted client_gone", "RequestPaused client_gone", "RequestFinished length"),
+    },
+    "found_by_starts": {
+        *("adopted by content, restart", "RequestCancelled nobody_attached"),
+        *("RequestCancelled on_restart", "ReleaseRequested", "RequestFinished length"),
+    },
+    "drained": {
+        *("DrainEnded", "PauseStarted drain", "RequestPaused drain", "RequestResumed"),
+        *("ServerStopping SIGTERM", "RequestFinished length"),
+    },
+}
+"""What each of these stories is for."""
 CRASHES = {"crash_while_pausing": Phase.PAUSING, "crash_while_paused": Phase.PAUSED}
 
 IF_MEANT = (
@@ -101,6 +117,21 @@ def test_a_history_is_one_small_file_without_what_was_asked_or_said(file: Path) 
 def test_a_history_drops_kv_for_its_reason(name: str) -> None:
     drops = [r.event for r in read(path_of(name)) if isinstance(r.event, events.KvDropped)]
     assert DROPS[name] in {drop.reason for drop in drops}
+
+
+@pytest.mark.parametrize("name", ABOUT_CLIENTS)
+def test_a_history_shows_what_becomes_of_clients(name: str) -> None:
+    events_of = [each.event for each in read(path_of(name))]
+    assert {words_of(event) for event in events_of} >= ABOUT_CLIENTS[name]
+
+
+def words_of(event: AnyEvent) -> str:
+    """The kind of an event, and the one word that explains it."""
+    match event:
+        case events.RequestAdopted():
+            return f"adopted by {event.by}, {event.orphaned_by}"
+        case _:
+            return f"{type(event).__name__} {getattr(event, 'reason', '')}".strip()
 
 
 @pytest.mark.parametrize("name", CRASHES)
