@@ -2,10 +2,14 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from journal import events
+from scheduler.evolve import evolve, fold
+from scheduler.state import SchedulerState
 from tests.property.client_stories import tell
+from tests.property.test_core_world import carrying
 from tests.property.test_hold_world import check_rest
 from tests.unit.core_driver import only
 
@@ -45,3 +49,19 @@ def test_stories_of_clients_end_and_are_decided_again_without_a_difference() -> 
         assert received - world.ends.keys() == left, f"seed {seed}"
         seen.update(what(event) for event in happened)
     assert seen.keys() >= WANTED
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_state_that_is_carried_or_kept_goes_on_the_same(seed: int) -> None:
+    records = tell(seed).driver.records
+    whole = SchedulerState()
+    fold(whole, records)
+    for cut in range(seed, len(records), 97):
+        state = SchedulerState()
+        fold(state, records[:cut])
+        kept = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=SchedulerState)
+        begun = SchedulerState()
+        evolve(begun, carrying(state))
+        for other in (kept, begun):
+            fold(other, records[cut:])
+            assert msgspec.json.encode(other) == msgspec.json.encode(whole), "also in its order"
