@@ -67,8 +67,8 @@ def open_orphans(state: SchedulerState, draft: Draft) -> Iterator[Request]:
     for untils in (state.lost, state.found):
         for number, until_ns in untils.items():
             request = state.requests[number]
-            fits = request.held_reason in (None, NO_CLIENT)
-            if fits and until_ns > state.now_ns and not is_over(state, draft, number):
+            may_be = not request.key_digest and request.held_reason in (None, NO_CLIENT)
+            if may_be and until_ns > state.now_ns and not is_over(state, draft, number):
                 yield request
 
 
@@ -98,7 +98,7 @@ def joins(
     if not request.content_digest or request.needs_client:
         return False  # nothing to know it by, or its client has left already
     for candidate in orphans.get(request.content_digest, ()):
-        if candidate.number in draft.adopted or candidate.key_digest:
+        if candidate.number in draft.adopted:
             continue
         if candidate.number in state.arrivals and candidate.number not in draft.queued:
             continue  # it was refused

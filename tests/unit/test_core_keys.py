@@ -125,6 +125,14 @@ def test_a_key_is_never_adopted_by_what_it_asks() -> None:
     assert driver.joined == {}
 
 
+def test_a_key_that_a_start_holds_is_not_adopted_by_what_it_asks_either() -> None:
+    driver = kept(until="decoding")
+    driver.start(on_restart="hold")
+    assert list(driver.state.found) == [1]
+    driver.send("x")
+    assert driver.joined == {}
+
+
 def test_adopting_switched_off_keys_still_hold() -> None:
     driver = kept(until="decoding", adopt=False)
     driver.send("x", key="k")
