@@ -141,7 +141,7 @@ class Clients:
         if row.number not in self.orphans:
             self._lose(record, row, "restart")
         orphan = self._touch(row.number)
-        if orphan.orphaned_by == "client_gone" and orphan.needs_client:
+        if orphan.orphaned_by == "client_gone" and orphan.needs_client and not row.has_key:
             orphan.until_ns = record.at_ns + limits.grace_ns
         elif limits.on_restart == "cancel":
             orphan.needs_client = 1

@@ -4,6 +4,8 @@ have finished. Called by `evolve` and its helpers alone.
 
 from bisect import insort
 
+import msgspec
+
 from journal import events
 from journal.events import OrphanLimits
 from scheduler.leaving import NO_CLIENT, end_wanted, put_in_line
@@ -122,7 +124,8 @@ def server_started(state: SchedulerState, request: Request) -> None:
     if request.orphaned_by is None:
         request.orphaned_by = "restart"
         request.orphaned_ns = now_ns
-    if request.orphaned_by == "client_gone" and request.needs_client:
+    is_lost = request.orphaned_by == "client_gone" and not request.key_digest
+    if is_lost and request.needs_client:
         state.lost[number] = now_ns + limits.grace_ns
     elif limits.on_restart == "cancel":
         request.needs_client = True
@@ -131,6 +134,17 @@ def server_started(state: SchedulerState, request: Request) -> None:
         request.needs_client |= limits.on_restart == "hold"
         if request.needs_client or not request.key_digest:
             state.found[number] = now_ns + limits.restart_grace_ns
+
+
+def kept_for(state: SchedulerState, retention_ns: int) -> None:
+    """A start may keep answers for less than the one before: what is over by that is forgotten."""
+    for other in list(state.remembered.values()):
+        until_ns = min(other.until_ns, other.ended_ns + retention_ns)
+        if until_ns <= state.now_ns:
+            remember_no_more(state, other)
+        else:
+            kept = msgspec.structs.replace(other, until_ns=until_ns)
+            state.remembered[other.request_id] = kept
 
 
 # Ends
@@ -154,9 +168,7 @@ def remember(state: SchedulerState, request: Request, until_ns: int) -> None:
     """Keeps in mind that the request has finished, until a time. What is older makes place."""
     for other in list(state.remembered.values()):
         if other.until_ns <= state.now_ns or len(state.remembered) >= MAX_REMEMBERED:
-            del state.remembered[other.request_id]
-            if state.keys.get(other.key_digest) == other.request_id:
-                del state.keys[other.key_digest]
+            remember_no_more(state, other)
     state.remembered[request.request_id] = Remembered(
         request_id=request.request_id,
         number=request.number,
@@ -167,5 +179,12 @@ def remember(state: SchedulerState, request: Request, until_ns: int) -> None:
         orphaned_by=request.orphaned_by,
         orphaned_ns=request.orphaned_ns,
         num_output_tokens=request.num_output_tokens,
+        ended_ns=state.now_ns,
         until_ns=until_ns,
     )
+
+
+def remember_no_more(state: SchedulerState, other: Remembered) -> None:
+    del state.remembered[other.request_id]
+    if state.keys.get(other.key_digest) == other.request_id:
+        del state.keys[other.key_digest]

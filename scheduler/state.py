@@ -69,6 +69,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     orphaned_by: Orphaning | None
     orphaned_ns: int
     num_output_tokens: int
+    ended_ns: int
     until_ns: int
 
 

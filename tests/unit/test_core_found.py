@@ -171,6 +171,19 @@ def test_released_by_hand_one_with_a_key_has_no_time(key: str, ends: dict[str, s
     assert driver.ends == ends
 
 
+def test_lost_before_a_start_that_holds_one_with_a_key_has_the_time_of_starts() -> None:
+    driver = OrphanDriver()
+    driver.send("x", key="k")
+    driver.gone("req_a")
+    driver.start(on_restart="hold")
+    driver.start(on_restart="hold")
+    assert driver.state.lost == {}
+    driver.tick(1_799)
+    assert driver.ends == {}
+    driver.tick(1)
+    assert driver.ends == {"req_a": "nobody_attached"}
+
+
 def test_held_one_is_adopted_by_who_sends_it_again() -> None:
     driver = OrphanDriver()
     driver.send("x", max_tokens=FEW)

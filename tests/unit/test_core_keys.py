@@ -83,6 +83,20 @@ def test_a_key_is_kept_for_so_long_after_the_end() -> None:
     assert driver.joined["req_d"] == "req_c"
 
 
+def test_a_start_may_keep_answers_for_less() -> None:
+    driver = kept(until="finished")
+    ended_ns = driver.state.remembered["req_a"].ended_ns
+    driver.start(retention_ns=10 * SECOND)
+    assert driver.state.remembered["req_a"].until_ns == ended_ns + 10 * SECOND
+    driver.start(retention_ns=20 * SECOND)
+    driver.tick(8)
+    driver.send("x", key="k")
+    assert driver.joined == {"req_b": "req_a"}
+    driver.pass_ns(2 * SECOND)
+    driver.start()
+    assert (driver.state.remembered, driver.state.keys) == ({}, {})
+
+
 def test_without_retention_a_key_ends_with_its_request() -> None:
     driver = kept(until="finished", retention_ns=0)
     assert (driver.state.keys, driver.state.remembered) == ({}, {})
