@@ -103,6 +103,7 @@ class KvStore:
         self.compared = threading.Event()
         self.keeper: threading.Thread | None = None
         self.reported_bytes: int | None = None
+        self.unmeasured = ""
         self.stopped_detail: str | None = None
 
     # The engine's thread
@@ -361,8 +362,11 @@ class KvStore:
         try:
             free_bytes = self.store.free_bytes()
         except OSError as error:
-            log.warning("the free space for saved KV cannot be read", error=str(error))
+            if str(error) != self.unmeasured:  # A disk that stays broken must not fill the log.
+                self.unmeasured = str(error)
+                log.warning("the free space for saved KV cannot be read", error=self.unmeasured)
             return
+        self.unmeasured = ""
         if not num_swept and not has_changed(self.reported_bytes, free_bytes):
             return
         self.reported_bytes = free_bytes

@@ -198,3 +198,13 @@ def test_a_log_that_cannot_be_made_is_a_full_disk_if_there_is_no_space(
     sqlite.fail("PRAGMA journal_mode = WAL", sqlite3.SQLITE_IOERR_SHMSIZE)
     with pytest.raises(JournalBroken if free else JournalFull):
         Journal.open(tmp_path)
+
+
+def test_a_lock_that_cannot_be_written_is_named_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr("journal.files.os.pwrite", raising(NO_SPACE))
+        with pytest.raises(JournalError, match=r"journal.lock: cannot be written \(No space"):
+            Journal.open(tmp_path)
+    Journal.open(tmp_path).close()

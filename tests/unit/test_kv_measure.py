@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from journal import events
 from journal.events import Fact
@@ -31,3 +32,26 @@ def test_free_space_is_reported_when_it_has_changed(
     measured = [fact for fact in facts if isinstance(fact, events.StoreMeasured)]
     assert [fact.free_bytes for fact in measured] == [1_000, 989, 1_000, 1_000]
     assert measured[-1].num_swept == 1
+
+
+def test_free_space_that_cannot_be_read_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = KvStore(
+        tmp_path,
+        KvSettings(num_writers=1),
+        FakeCodec(),
+        block_tokens=16,
+        fingerprint="f" * 64,
+        deliver=lambda _: None,
+    )
+
+    def broken() -> int:
+        raise OSError(5, "Input/output error")
+
+    with capture_logs() as logged:
+        for free_bytes in (broken, broken, lambda: 1_000, broken):
+            monkeypatch.setattr(kv.store, "free_bytes", free_bytes)
+            kv.measure(0, 0)
+    kv.close(20)
+    assert [entry["log_level"] for entry in logged] == ["warning", "warning"]
