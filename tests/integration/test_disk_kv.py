@@ -135,10 +135,8 @@ def files_with(folder: Path, ending: str) -> list[Path]:
         ("create", errno.EROFS, "io_error"),
         ("write", errno.ENOSPC, "disk_full"),
         ("flush", errno.EIO, "io_error"),
-        ("close", errno.ENOSPC, "disk_full"),
-        ("rename", errno.EIO, "io_error"),
+        ("rename", errno.ENOSPC, "disk_full"),
         ("flush_folder", errno.EIO, "io_error"),
-        ("free_bytes", errno.EIO, "io_error"),
     ],
 )
 def test_an_operation_that_fails_stops_saving_and_nothing_else(

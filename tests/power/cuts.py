@@ -39,7 +39,7 @@ from tests.power.server import Begun, Done, PowerJournal, PowerServer, SteadyFil
 MOST_STATES = 2_000
 """More states of a disk after one operation are not gone through one by one."""
 
-NUM_RANDOM = 60
+NUM_RANDOM = 30
 """Then so many of them are drawn, beside those that differ from an extreme by one thing."""
 
 
@@ -59,6 +59,7 @@ class Cuts:
     """
 
     history: Sequence[Operation]
+    most_states: int = MOST_STATES
     num_states: int = 0
     num_sampled: int = 0
     seen: set[tuple[object, int]] = field(default_factory=set[tuple[object, int]])
@@ -83,7 +84,7 @@ class Cuts:
 
     def states(self, number: int, disk: Disk) -> Iterator[State]:
         """The states after one operation, all or some."""
-        many = disk.num_states() > MOST_STATES
+        many = disk.num_states() > self.most_states
         self.num_sampled += many
         for state in disk.some_states(number, NUM_RANDOM) if many else disk.all_states():
             self.num_states += 1
