@@ -19,8 +19,10 @@ LEFT_OUT = (
     "client_metadata",
     "prompt_cache_key",
     "user",
+    "cache_control",
 )
-"""Fields that say how the answer is sent, or whose it is, and not what is asked."""
+"""Fields that say how the answer is sent, whose it is or what of it to keep, and not what is asked.
+"""
 
 ITEMS = ("messages", "input")
 """Fields whose items may carry ids that their client made up."""
