@@ -30,8 +30,8 @@ MAX_CLIENT_REQUEST_ID = 128
 MAX_KEY_CHARACTERS = 256
 """Characters of an Idempotency-Key."""
 
-MAX_HEADER_BYTES = 64 * 2**10
-"""Names and values of a request's headers, and its path. What has more is refused unread."""
+MAX_HEAD_BYTES = 64 * 2**10
+"""The path and the headers of a request, names and values. What has more is refused."""
 
 MAX_CANONICAL_VALUES = 500_000
 """Values in a body's JSON up to which its canonical form is made, of some hundred bytes each for
