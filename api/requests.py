@@ -55,7 +55,11 @@ async def own_request(api: Api, caller: Caller, request_id: str) -> RequestView:
     view = await api.service.view_request(request_id)
     if view is None or not caller.may_see(view.owner_digest):
         raise request_not_found(request_id)
-    return view
+    if caller.sees_all or view.wait is None or view.wait.request_id is None:
+        return view
+    other = await api.service.view_request(view.wait.request_id)
+    is_own = other is not None and caller.may_see(other.owner_digest)
+    return view if is_own else without_other(view, set())
 
 
 def without_others(view: ServerView, caller: Caller) -> ServerView:

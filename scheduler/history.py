@@ -5,7 +5,7 @@ from typing import Self
 
 import msgspec
 
-from journal.events import AnyEvent, Record, RequestJoined, RequestReceived
+from journal.events import Record
 from journal.reader import JournalReader
 from journal.rows import RequestRow
 from scheduler.engine.base import TokenLogprobs
@@ -15,9 +15,6 @@ from scheduler.views import RequestView
 
 MAX_EVENTS_READ = 1000
 """Events of one answer at most."""
-
-GONE = "gone"
-"""Stands for the owner of a request that is not known any more: it is nobody's digest."""
 
 
 class History:
@@ -63,16 +60,7 @@ class History:
     def view(self, request_id: str) -> RequestView | None:
         """The request as its row says, or None when there is none."""
         row = self._reader.request(request_id)
-        if row is None:
-            return None
-        first = self._event_at(request_id, row.received_seq)
-        last = None if row.ended_seq is None else self._event_at(request_id, row.ended_seq)
-        return view_row(row, first, last)
-
-    def _event_at(self, request_id: str, seq: int) -> AnyEvent | None:
-        """The request's event with this seq, if the journal was not shortened beyond it."""
-        found = self._reader.events_of(request_id, seq - 1, 1)
-        return found[0].event if found and found[0].seq == seq else None
+        return None if row is None else view_row(row)
 
     def events(self, request_id: str, after_seq: int, limit: int) -> list[dict[str, object]]:
         """The request's events after a seq, in order, at most `limit` and `MAX_EVENTS_READ`."""
@@ -107,11 +95,8 @@ def end_of(row: RequestRow) -> StreamEnd:
     )
 
 
-def view_row(row: RequestRow, first: AnyEvent | None, last: AnyEvent | None) -> RequestView:
-    """A row of the journal's table of requests, as people see it, with what only its first and its
-    last event say. Whose it was is not known any more where the journal was shortened.
-    """
-    received = first if isinstance(first, RequestReceived) else None
+def view_row(row: RequestRow) -> RequestView:
+    """A row of the journal's table of requests, as people see it."""
     ended_ns = row.ended_ns or row.received_ns
     return RequestView(
         id=row.request_id,
@@ -148,7 +133,7 @@ def view_row(row: RequestRow, first: AnyEvent | None, last: AnyEvent | None) -> 
         has_client=False,
         orphaned_by=None,
         orphaned_ms=0,
-        keyed=received is not None and bool(received.key_digest),
-        joined_id=last.joined_id if isinstance(last, RequestJoined) else None,
-        owner_digest=GONE if received is None else received.owner_digest,
+        keyed=bool(row.has_key),
+        joined_id=row.joined_id,
+        owner_digest=row.owner_digest,
     )
