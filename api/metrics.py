@@ -68,6 +68,9 @@ class SchedulerCollector:
             {"memory": metrics.memory_hit_tokens, "disk": metrics.disk_hit_tokens},
         )
         yield labelled("pauses", "Requests that came to be held.", "reason", metrics.pauses)
+        yield labelled(
+            "adoptions", "Requests sent again that another one answers.", "by", metrics.adoptions
+        )
         yield labelled("kv_drops", "Rows held without their KV.", "reason", metrics.kv_drops)
         yield labelled("kv_evicted_blocks", "Blocks sent away.", "reason", metrics.evicted_blocks)
         yield labelled("kv_save_failures", "Files not saved.", "reason", metrics.save_failures)
@@ -83,6 +86,7 @@ class SchedulerCollector:
             ("kv_restores", "Rows filled from saved blocks.", metrics.restores),
             ("kv_saved_blocks", "Blocks saved.", metrics.saved_blocks),
             ("output_tokens", "Tokens put out.", metrics.output_tokens),
+            ("orphans_expired", "Requests to which nobody came back.", metrics.orphans_expired),
             ("resumes", "Held requests that got a row again.", metrics.resumes),
             ("memory_reclaims", "Times the allocator gave back.", metrics.reclaims),
             ("memory_reclaimed_bytes", "What the allocator gave back.", metrics.reclaimed_bytes),
@@ -106,6 +110,7 @@ class SchedulerCollector:
             ("requests_held", "Requests that are held.", metrics.num_held),
             ("requests_pausing", "Requests on their way to being held.", metrics.num_pausing),
             ("requests_resuming", "Requests whose row is filled again.", metrics.num_resuming),
+            ("orphans", "Open requests without a client.", metrics.num_orphans),
             ("requests_admitted", "Requests that have a row.", metrics.num_admitted),
             ("batch_rows", "Rows that are decoded together.", metrics.batch_rows),
             ("reserved_bytes", "Upper bound of the rows' memory.", metrics.reserved_bytes),

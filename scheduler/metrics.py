@@ -22,6 +22,19 @@ MemoryEvent = (
     | events.ReclaimStarted
 )
 
+ClientEvent = (
+    events.ServerStarted
+    | events.ClientGone
+    | events.ClientAttached
+    | events.RequestAdopted
+    | events.RequestFinished
+    | events.RequestCancelled
+    | events.RequestAborted
+)
+"""Beside these nothing changes how many requests have no client."""
+
+NOBODY_CAME = ("client_gone", "nobody_attached")
+
 STEP_BOUNDS_NS = (
     100_000,
     250_000,
@@ -68,12 +81,14 @@ class Metrics:
     was evicted, not saved or bad is counted by reason. `step_ns` is what scheduler and journal took
     for a step. `pauses` and `kv_drops` are counted by reason; `reclaimed_bytes` is what the
     allocator gave back as measured, and a negative reading counts as none; `held_ns` is how long
-    requests had been held when they went on.
+    requests had been held when they went on. `adoptions` counts requests that were sent again and
+    are answered by another, by what they were known; `orphans_expired` those that were cancelled
+    because nobody came back to them.
 
     Gauges: `num_waiting` (those that cannot run here and held ones with them), `num_held`,
     `num_pausing`, `num_resuming`, `num_admitted`, `batch_rows`, `reserved_bytes`, `active_bytes`,
     those of saved KV: `num_blocks`, `disk_bytes`, `hot_bytes` (in memory), `writing_bytes`, and
-    those of `memory` as of the last reading.
+    those of `memory` as of the last reading, and `num_orphans`: open requests without a client.
     """
 
     requests_received: int = 0
@@ -105,7 +120,10 @@ class Metrics:
     reclaimed_bytes: int = 0
     emergencies: int = 0
     held_ns: Histogram = field(default_factory=lambda: Histogram(HELD_BOUNDS_NS))
+    adoptions: Counter[str] = field(default_factory=Counter[str])
+    orphans_expired: int = 0
     memory: MemoryView = NO_MEMORY
+    num_orphans: int = 0
     num_waiting: int = 0
     num_held: int = 0
     num_pausing: int = 0
@@ -143,6 +161,8 @@ class Metrics:
                     self.count_end(event, record.at_ns)
                     self.count_kv(event)
                     self.count_holding(event, state)
+        if any(isinstance(record.event, ClientEvent) for record in records):
+            self.num_orphans = sum(r.orphaned_by is not None for r in state.requests.values())
         self.look(state)
 
     def look(self, state: SchedulerState) -> None:
@@ -171,6 +191,9 @@ class Metrics:
                 self.count_prompt(event)
             case events.RequestCancelled():
                 self.requests_ended[f"cancelled:{event.reason}"] += 1
+                self.orphans_expired += event.reason in NOBODY_CAME
+            case events.RequestJoined():
+                self.adoptions[event.by] += 1
             case events.RequestAborted():
                 self.requests_ended[f"aborted:{event.reason}"] += 1
             case events.RequestRejected():

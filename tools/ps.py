@@ -50,12 +50,30 @@ def row_of(entry: dict[str, Any], names: dict[str, str]) -> tuple[str, ...]:
 
 
 def waits_for(entry: dict[str, Any], names: dict[str, str]) -> str:
-    """Why it does not go on, with the other request if there is one."""
+    """Why it does not go on, with the other request if there is one, and for how long it has had no
+    client.
+    """
+    texts = [wait_text(entry, names), orphan_text(entry)]
+    return "; ".join(text for text in texts if text)
+
+
+def wait_text(entry: dict[str, Any], names: dict[str, str]) -> str:
+    """Why it does not go on; empty where that is the lack of a client alone."""
     wait = entry["wait"]
+    if wait is not None and wait["reason"] == "client":
+        return ""
     if wait is None:
         return "runs alone" if entry["solo"] else ""
     other = names.get(wait["request_id"])
     return wait["text"] if other is None else f"{wait['text']}: {other}"
+
+
+def orphan_text(entry: dict[str, Any]) -> str:
+    """For how long it has had no client, and why; empty when it has one."""
+    if entry["orphaned_by"] is None:
+        return ""
+    why = "since the server's start" if entry["orphaned_by"] == "restart" else "it was lost"
+    return f"no client for {age(entry['orphaned_ms'])}: {why}"
 
 
 def memory_lines(memory: object) -> list[str]:

@@ -31,6 +31,8 @@ ENTRY: dict[str, object] = {
     "age_ms": 61_500,
     "wait": None,
     "solo": False,
+    "orphaned_by": None,
+    "orphaned_ms": 0,
 }
 HELD: dict[str, object] = ENTRY | {
     "id": "req_0123457zzzzzzzzzzzzzzzzzzz",
@@ -55,6 +57,13 @@ DEFERRED: dict[str, object] = ENTRY | {
         "request_id": ENTRY["id"],
     },
 }
+LOST: dict[str, object] = ENTRY | {
+    "state": "paused",
+    "wait": {"reason": "client", "text": "nobody has come back", "request_id": None},
+    "orphaned_by": "client_gone",
+    "orphaned_ms": 12_900,
+}
+FOUND: dict[str, object] = HELD | {"orphaned_by": "restart", "orphaned_ms": 61_000}
 MEMORY: dict[str, object] = {
     "ceiling_bytes": 48_000_000_000,
     "usage_bytes": 45_100_000_000,
@@ -112,6 +121,18 @@ def test_the_server_of_a_state_folder_is_found_and_its_requests_are_a_table(
     assert empty == ""
     assert memory == "memory: 45.1GB of 48.0GB, over the high mark"
     assert max(len(line) for line in (header, first, second)) <= 120
+
+
+def test_a_request_without_a_client_says_for_how_long(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.body = json.dumps(ANSWER | {"data": [LOST, FOUND, ENTRY]}).encode()
+    assert run(tmp_path, address, "secret", as_json=False) == 0
+    lost, found, attached = capsys.readouterr().out.splitlines()[1:4]
+    assert lost.endswith("  1m01s  no client for 12s: it was lost")
+    held = "needs 2.0GB of memory, 1.5GB are free"
+    assert found.endswith(f"  {held}; no client for 1m01s: since the server's start")
+    assert attached.endswith("  1m01s")
 
 
 def test_without_a_ceiling_nothing_is_said_of_memory(
