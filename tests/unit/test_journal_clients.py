@@ -195,6 +195,15 @@ def test_one_that_was_held_for_its_client_stays_so_and_its_time_begins_anew(
     assert losses(held, 1) == (1, 0), "it has lost one client"
 
 
+def test_one_that_has_a_key_is_given_the_time_of_starts(held: Held) -> None:
+    held("know", gone(3))
+    restart(held, orphan_limits("hold"))
+    restart(held, orphan_limits())
+    row = orphan_of(held, 3)
+    assert (row.orphaned_by, row.needs_client) == ("client_gone", 1)
+    assert row.until_ns == at(9) + RESTART_GRACE_NS
+
+
 def test_one_that_was_released_is_found_by_the_next_start(held: Held) -> None:
     held("know", gone(1))
     held("know", released(1))
