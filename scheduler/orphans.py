@@ -54,21 +54,31 @@ def client_attached(state: SchedulerState, event: events.ClientAttached) -> None
     request = state.find(event.request_id)
     if request is not None:
         has_client(state, request)
-        return
-    finished = state.remembered.get(event.request_id)
-    if finished is not None and not finished.key_digest:
-        del state.remembered[event.request_id]  # it has been read: an equal request is a new one
+    else:
+        has_reader(state, event.request_id)
 
 
 def request_adopted(state: SchedulerState, event: events.RequestAdopted) -> None:
-    """The client that sent it again is its client. A finished one is given to one client, unless it
-    is known by its key.
-    """
+    """The client that sent it again is its client."""
     request = state.find(event.request_id)
     if request is not None:
         has_client(state, request)
-    elif event.by == "content":
-        state.remembered.pop(event.request_id, None)
+    else:
+        has_reader(state, event.request_id)
+
+
+def has_reader(state: SchedulerState, request_id: str) -> None:
+    """What has finished is given to one client, and an equal request is a new one from then on; but
+    by its key it is found again.
+    """
+    finished = state.remembered.get(request_id)
+    if finished is None:
+        return
+    if finished.key_digest:
+        read = msgspec.structs.replace(finished, orphaned_by=None, orphaned_ns=0)
+        state.remembered[request_id] = read
+    else:
+        del state.remembered[request_id]
 
 
 def has_client(state: SchedulerState, request: Request) -> None:

@@ -83,6 +83,14 @@ def test_a_key_is_kept_for_so_long_after_the_end() -> None:
     assert driver.joined["req_d"] == "req_c"
 
 
+def test_what_has_finished_alone_has_been_without_a_client_until_it_is_read() -> None:
+    driver = kept(until="decoding")
+    driver.gone("req_a")
+    driver.settle()
+    adopted = [only(driver.send("x", key="k"), events.RequestAdopted) for _ in range(2)]
+    assert [event.orphaned_by for [event] in adopted] == ["client_gone", None]
+
+
 def test_a_start_may_keep_answers_for_less() -> None:
     driver = kept(until="finished")
     ended_ns = driver.state.remembered["req_a"].ended_ns
