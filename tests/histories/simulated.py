@@ -18,6 +18,7 @@ from tests.property.pressure_world import LIMIT_NS, S, hardware_of, room_for, se
 CEILING_BYTES = room_for(800, num_rows=2)
 SECOND = f"req_{2:026}"
 ROW = Asked(num_prompt_tokens=200, max_tokens=90)
+SHORT_ROW = Asked(num_prompt_tokens=40, max_tokens=30)
 
 
 def world_of(*requests: Asked, state_bytes: int = 0, **overrides: object) -> World:
@@ -130,15 +131,18 @@ def clients_come_back() -> World:
     position, and for one nobody comes.
     """
     world = world_of(requests__orphan_grace_s=8)
-    again = Habits(content=1, leaves_at_tokens=(10,), returns="resend", back_ns=2 * S)
+    again = Habits(content=1, leaves_at_tokens=(5,), returns="resend", back_ns=2 * S)
     for asked, habits in (
-        (ROW, again),
-        (replace(ROW, at_ns=S), Habits(content=1)),
-        (ROW, replace(again, content=2, key=2)),
-        (replace(ROW, at_ns=20 * S), Habits(content=2, key=2)),
-        (replace(ROW, at_ns=21 * S), Habits(content=3, key=2)),
-        (ROW, Habits(content=4, leaves_at_tokens=(5,), returns="attach", back_ns=3 * S)),
-        (replace(ROW, at_ns=2 * S), Habits(content=5, leaves_at_tokens=(1,), returns="never")),
+        (SHORT_ROW, again),
+        (replace(SHORT_ROW, at_ns=S), Habits(content=1)),
+        (SHORT_ROW, replace(again, content=2, key=2)),
+        (replace(SHORT_ROW, at_ns=20 * S), Habits(content=2, key=2)),
+        (replace(SHORT_ROW, at_ns=21 * S), Habits(content=3, key=2)),
+        (SHORT_ROW, Habits(content=4, leaves_at_tokens=(5,), returns="attach", back_ns=3 * S)),
+        (
+            replace(SHORT_ROW, at_ns=2 * S),
+            Habits(content=5, leaves_at_tokens=(1,), returns="never"),
+        ),
     ):
         world.ask(asked, habits)
     return run(world)
@@ -152,7 +156,7 @@ def found_by_starts() -> World:
     """
     world = world_of(requests__restart_grace_s=15)
     for number, (at_s, on_restart) in enumerate(((2, "resume"), (40, "hold"), (80, "cancel"))):
-        asked = replace(ROW, at_ns=(at_s - 1) * S)
+        asked = replace(SHORT_ROW, at_ns=(at_s - 1) * S)
         back_ns = (12 if on_restart == "resume" else 4) * S
         world.ask(asked, Habits(content=number + 1, returns="resend", back_ns=back_ns))
         released = world.ask(asked, Habits(returns="never"))
@@ -174,9 +178,9 @@ def drained() -> World:
     """A stop: what does not finish in time is held, and goes on at the next start."""
     world = world_of(server__drain_limit_ms=500, state_bytes=40_000)
     for number in range(3):
-        asked = replace(ROW, max_tokens=(30, 90, 60)[number], at_ns=number * 100_000_000)
+        asked = replace(SHORT_ROW, max_tokens=(10, 60, 40)[number], at_ns=number * 100_000_000)
         world.ask(asked, Habits(content=number + 1, returns="attach", back_ns=S))
-    world.plan(3 * S, world.stop)
+    world.plan(2 * S, world.stop)
     return run(world)
 
 
