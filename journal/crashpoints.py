@@ -67,6 +67,7 @@ EFFECTS = (
     "accept_request",
     "drop_row",
     "end_request",
+    "join_request",
     "reclaim_memory",
     "reject_request",
     "remove_files",

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from tools.cli_bench import bench
+from tools.cli_crash import crash
 from tools.cli_journal import journal_app
 from tools.cli_options import (
     CeilingOption,
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(journal_app, name="journal")
 app.add_typer(bench, name="bench")
 app.command()(timeline)
+app.command()(crash)
 
 API_KEY = "FERMATA_SERVER__API_KEY"
 DEFAULT_STATE = Path("fermata-state")

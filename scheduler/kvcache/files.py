@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +20,14 @@ TEMPORARY_SUFFIX = ".tmp"
 ANNOUNCED_AT_ONCE_BYTES = 128 * 2**10
 """The smallest window that Linux has for a disk, unless somebody changed it."""
 
-_RUN = secrets.token_hex(8)
-"""In the temporary names of this process. Not its id, which another one may have had before."""
+
+@cache
+def _run_name() -> str:
+    """In the temporary names of this process. Not its id, which another one may have had before;
+    and drawn when it is needed, so that processes forked before that have each their own.
+    """
+    return secrets.token_hex(8)
+
 
 _numbers = itertools.count(1)
 
@@ -161,7 +168,7 @@ def write_whole(files: Files, path: Path, buffers: Sequence[memoryview]) -> None
     Raises OSError; then nothing of it is left, unless removing it failed as well (a start removes
     temporary files).
     """
-    temporary = path.with_name(f"{path.name}.{_RUN}-{next(_numbers)}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f"{path.name}.{_run_name()}-{next(_numbers)}{TEMPORARY_SUFFIX}")
     files.make_folder(path.parent)
     try:
         descriptor = files.create(temporary)
@@ -181,7 +188,7 @@ def write_whole(files: Files, path: Path, buffers: Sequence[memoryview]) -> None
 
 def is_being_written(path: str) -> bool:
     """Whether this is the temporary name of a file that this process writes, or has left behind."""
-    return path.endswith(TEMPORARY_SUFFIX) and f".{_RUN}-" in path
+    return path.endswith(TEMPORARY_SUFFIX) and f".{_run_name()}-" in path
 
 
 _BUFFERS_AT_ONCE = 512

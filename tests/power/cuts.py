@@ -141,7 +141,7 @@ class Check:
         before = self.recovered(cut.num_commits)
         held = {r.request_id: r.num_known_tokens - 1 for r in pinned(before)}
         sent = {r.request_id: memory.output_tokens(r.request_id)[0] for r in open_requests(before)}
-        with mock.patch("scheduler.kvcache.files._RUN", "another process"):
+        with mock.patch("scheduler.kvcache.files._run_name", return_value="another process"):
             server = PowerServer(SteadyFiles(folder), memory, 1, **settings)
         streams = {name: server.stream(name) for name in sent}
         for name in sent:

@@ -167,7 +167,7 @@ class PowerServer(LoopDriver):
         """The process is gone, and another one begins."""
         self.close()
         self.journal.close()
-        with mock.patch("scheduler.kvcache.files._RUN", f"process {self.nonce}"):
+        with mock.patch("scheduler.kvcache.files._run_name", return_value=f"process {self.nonce}"):
             self.open()
 
     def cancel(self, stream: RequestStream) -> None:
