@@ -70,8 +70,8 @@ class Surroundings:
 class Client:
     """One client from its first request until it is `over`: how that was is its `outcome`.
 
-    `stream` is what its connection follows, `answer` the id of the answer that it has begun to
-    read, `position` how much of it.
+    `stream` is what it follows, over a `connection` that may have been made for another one;
+    `answer` is the id of the answer that it has begun to read, `position` how much of it.
     """
 
     def __init__(self, around: Surroundings, asked: Asked, prompt: "array[int]", seed: int) -> None:
@@ -83,6 +83,7 @@ class Client:
         self.habits = Habits()
         self.leaves: set[int] = set()
         self.stream: RequestStream | None = None
+        self.connection: RequestStream | None = None
         self.answer = ""
         self.position = 0
         self.num_sent = 0
@@ -145,7 +146,7 @@ class Client:
 
     def follow(self, stream: RequestStream) -> None:
         """It has a connection, and waits for news no longer than it has patience."""
-        self.stream = stream
+        self.stream = self.connection = stream
         self.last_news_ns = self.around.timeline.now_ns
         self.watch_patience()
 
@@ -200,9 +201,10 @@ class Client:
                 self.answer, self.position = stream.request_id, 0
             case Joined(request_id=joined_id):
                 self.answer, self.position = joined_id, 0
-                self.follow(self.around.doors.move(stream, joined_id))
+                self.stream = stream.joined or self.around.doors.find(joined_id)
+                assert self.stream is not None, f"{joined_id} was joined, and nobody knows of it"
             case Rejected(event=event):
-                self.stream = None
+                self.leave()
                 self.refused(event)
                 return False
             case None:
@@ -234,8 +236,7 @@ class Client:
             self.last_news_ns = self.around.timeline.now_ns
         if stream.end is not None:
             self.outcome = f"{stream.end.kind} ({stream.end.reason})"
-            self.stream = None
-            self.around.doors.leave(stream)
+            self.leave()
         elif stream.cut:
             self.lost()
 
@@ -248,12 +249,18 @@ class Client:
     def lose_connection(self) -> None:
         """Its connection is lost, and the server notices."""
         if self.stream is not None:
-            self.around.doors.leave(self.stream)
+            self.leave()
             self.lost()
+
+    def leave(self) -> None:
+        """It ends its connection, and the server notices."""
+        assert self.connection is not None, "there is a connection"
+        self.around.doors.leave(self.connection)
+        self.stream = self.connection = None
 
     def lost(self) -> None:
         """There is no connection any more."""
-        self.stream = None
+        self.stream = self.connection = None
         self.num_tries += 1
         if self.habits.returns == "never" or self.num_tries > self.habits.tries:
             self.outcome = "left"
@@ -265,12 +272,12 @@ class Client:
         """Looks again when its patience may be at its end."""
         if self.habits.patience_ns:
             due_ns = self.last_news_ns + self.habits.patience_ns
-            stream = self.stream
-            self.around.timeline.at(due_ns, partial(self.be_impatient, stream), outside=True)
+            look = partial(self.be_impatient, self.connection)
+            self.around.timeline.at(due_ns, look, outside=True)
 
-    def be_impatient(self, stream: RequestStream | None) -> None:
+    def be_impatient(self, connection: RequestStream | None) -> None:
         """Nothing came for too long, on this connection."""
-        if self.stream is not stream or self.over:
+        if self.connection is not connection or self.over:
             return
         if self.around.timeline.now_ns - self.last_news_ns >= self.habits.patience_ns:
             self.lose_connection()

@@ -1,14 +1,9 @@
-"""What HTTP is to the scheduler, without sockets: requests come in, streams are followed, and it is
-counted who follows which.
-"""
+"""What HTTP is to the scheduler, without sockets: requests come in, and streams are followed."""
 
-from collections import Counter
-
-from journal import events
 from journal.memory import MemoryJournal
 from scheduler.loop import Loop
 from scheduler.parameters import decode_parameters
-from scheduler.streams import Accepted, Arrival, Joined, RequestStream, StreamEnd
+from scheduler.streams import Accepted, Arrival, RequestStream, StreamEnd
 
 
 class Doors:
@@ -17,14 +12,11 @@ class Doors:
     def __init__(self, journal: MemoryJournal) -> None:
         self.journal = journal
         self.loop: Loop | None = None
-        self.readers: Counter[str] = Counter()
-        self.left: dict[str, RequestStream] = {}
 
     def open(self, loop: Loop) -> None:
         """A process listens. Nobody has a connection to it yet."""
         self.loop = loop
-        self.readers.clear()
-        self.left.clear()
+        loop.hub.wish = loop.sensors.wish
 
     def shut(self) -> None:
         """It listens no more, and all its connections are lost."""
@@ -39,9 +31,10 @@ class Doors:
             return None
         if not loop.sensors.has_room():
             return None
-        stream = RequestStream(arrival.request_id, arrival.parameters, len(arrival.prompt))
+        stream = RequestStream(
+            arrival.request_id, arrival.parameters, len(arrival.prompt), num_clients=1
+        )
         loop.hub.add(stream)
-        self.readers[arrival.request_id] += 1
         loop.sensors.arrive(arrival)
         return stream
 
@@ -49,42 +42,14 @@ class Doors:
         """Follows an answer from wherever its reader is. None: nobody knows of it."""
         assert self.loop is not None, "one attaches to a server that is there"
         stream = self.find(request_id)
-        if stream is None:
-            return None
-        self.readers[request_id] += 1
-        if self.readers[request_id] == 1:
-            self.loop.sensors.wish(events.ClientAttached(request_id=request_id))
+        if stream is not None:
+            self.loop.hub.follow(stream)
         return stream
 
     def leave(self, stream: RequestStream) -> None:
-        """A connection is lost from the client's side."""
+        """A connection ends from the client's side: the one that was given for this stream."""
         assert self.loop is not None, "without a server there is no connection"
-        request_id = stream.request_id
-        self.readers[request_id] -= 1
-        if self.readers[request_id] == 0:
-            self.loop.sensors.wish(events.ClientGone(request_id=request_id))
-            if stream.judgement is None:
-                self.left[request_id] = stream
-
-    def move(self, arrival: RequestStream, joined_id: str) -> RequestStream:
-        """The arrival is a request that was sent before: its reader follows that one."""
-        self.readers[arrival.request_id] -= 1
-        stream = self.attach(joined_id)
-        assert stream is not None, f"{joined_id} was joined, and nobody knows of it"
-        return stream
-
-    def look(self) -> None:
-        """Called after each step: who has left before it was judged follows nothing that it was
-        joined with.
-        """
-        for request_id, stream in list(self.left.items()):
-            if stream.judgement is None and stream.end is None:
-                continue
-            del self.left[request_id]
-            joined = stream.judgement
-            if isinstance(joined, Joined) and self.readers[joined.request_id] == 0:
-                assert self.loop is not None, "a step was taken"
-                self.loop.sensors.wish(events.ClientGone(request_id=joined.request_id))
+        self.loop.hub.leave(stream)
 
     def find(self, request_id: str) -> RequestStream | None:
         """The live stream, or one that is rebuilt from the journal."""

@@ -60,18 +60,24 @@ class Promises:
         request_id = event.request_id
         assert request_id not in self.cancelled, f"{request_id} was cancelled, and is adopted"
         if event.by == "content":
-            assert not self.doors.readers[request_id], f"{request_id} is read, and is adopted"
+            assert not self.num_clients(request_id), f"{request_id} is read, and is adopted"
+
+    def num_clients(self, request_id: str) -> int:
+        """How many connections follow an open request."""
+        assert self.doors.loop is not None, "a step was taken"
+        stream = self.doors.loop.hub.open.get(request_id)
+        return 0 if stream is None else stream.num_clients
 
     def check(self, state: SchedulerState) -> None:
         """After each step: who is believed to have a client has one, and who needs one stands."""
         assert self.doors.loop is not None, "a step was taken"
-        wishes = self.doors.loop.sensors.wishes
+        wishes = self.doors.loop.sensors.wishes.values()
         for request in state.requests.values():
             where = f"{request.request_id} ({request.phase.value})"
-            told = ("ClientGone", request.request_id) in wishes
+            told = events.ClientGone(request_id=request.request_id) in wishes
             has_client = request.orphaned_by is None and request.cancel_reason is None
             if has_client and not told:
-                assert self.doors.readers[request.request_id] > 0, f"{where} has no client"
+                assert self.num_clients(request.request_id), f"{where} has no client"
             assert not request.needs_client or stands(request), f"{where} goes on without a client"
 
     def lose_power(self, ended: set[str]) -> None:

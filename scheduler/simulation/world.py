@@ -294,7 +294,6 @@ class World:
         """A step of the loop, if there is one, and what must hold after it."""
         if not self.process.loop.step():
             return False
-        self.doors.look()
         for client in self.clients:
             client.look()
         if self.checks:
