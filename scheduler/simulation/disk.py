@@ -39,7 +39,8 @@ class SimulatedDisk:
     `trouble` is why nothing can be written, `reads_fail` whether nothing can be read. The bytes of
     a file in `damaged` are not what was written, and one in `cut` has lost some: the first is seen
     when it is read, the second by its size. `was_damaged`: since then nobody can count on a file.
-    `slowdown` makes reading and writing as often slower.
+    `slowdown` makes reading and writing as often slower, and with `jitter` a flush takes up to four
+    times as long, so that files are not durable in the order in which they were written.
     """
 
     timeline: Timeline
@@ -52,6 +53,7 @@ class SimulatedDisk:
     cut: set[str] = field(default_factory=set[str])
     was_damaged: bool = False
     slowdown: int = 1
+    jitter: Random | None = None
     used_bytes: int = 0
     write_free_ns: int = 0
     read_free_ns: int = 0
@@ -137,8 +139,8 @@ class SimulatedDisk:
                 self.put(name, file)
             done(trouble, self.timeline.now_ns - begun_ns)
 
-        flushed_ns = self.write_free_ns + self.cost.flush_ns * self.slowdown
-        self.timeline.at(flushed_ns, finish)
+        times = self.slowdown * (1 if self.jitter is None else self.jitter.randint(1, 4))
+        self.timeline.at(self.write_free_ns + self.cost.flush_ns * times, finish)
 
     def give_up(self) -> list[str]:
         """What waits to be written will not be. Returns the names of these files."""

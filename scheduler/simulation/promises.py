@@ -17,12 +17,13 @@ STANDING = (Phase.WAITING, Phase.PAUSING, Phase.PAUSED)
 
 @dataclass
 class Promises:
-    """`pinned` are the requests whose chain is pinned, `cancelled` those that somebody has ended
-    by a wish, `ended` those that have ended.
+    """`keyed` are the requests that came with a key, `pinned` those whose chain is pinned,
+    `cancelled` those that somebody wanted to end, `ended` those that have ended.
     """
 
     doors: Doors
     disk: SimulatedDisk
+    keyed: set[str] = field(default_factory=set[str])
     pinned: set[str] = field(default_factory=set[str])
     cancelled: set[str] = field(default_factory=set[str])
     ended: set[str] = field(default_factory=set[str])
@@ -30,6 +31,8 @@ class Promises:
     def note(self, state: SchedulerState, event: AnyEvent) -> None:
         """Each event as it is committed; the facts of its step are folded, its decisions not."""
         match event:
+            case events.RequestReceived() if event.key_digest:
+                self.keyed.add(event.request_id)
             case events.CancelRequested():
                 self.cancelled.add(event.request_id)
             case events.ChainPinned() if event.num_blocks or event.tail_bytes:
@@ -60,6 +63,7 @@ class Promises:
         request_id = event.request_id
         assert request_id not in self.cancelled, f"{request_id} was cancelled, and is adopted"
         if event.by == "content":
+            assert request_id not in self.keyed, f"{request_id} has a key, and is adopted without"
             assert not self.num_clients(request_id), f"{request_id} is read, and is adopted"
 
     def num_clients(self, request_id: str) -> int:

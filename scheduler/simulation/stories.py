@@ -64,6 +64,7 @@ def begin(story: Story) -> World:
     settings = small_settings(story.ceiling_bytes, **story.settings)
     hardware = small_machine(story.state_bytes)
     world = World(settings, hardware, seed=story.seed, race=story.race)
+    world.disk.jitter = world.random
     for visit in story.visits:
         world.ask(visit.asked, visit.habits)
     for happening in story.happenings:
@@ -174,7 +175,7 @@ def twin_of(random: Random, other: Visit) -> Visit:
         twin,
         Habits(
             content=content,
-            key=other.habits.key,
+            key=other.habits.key if random.random() < 0.8 else 0,
             leaves_at_tokens=habits.leaves_at_tokens,
             leaves_ns=habits.leaves_ns,
             returns=habits.returns,
