@@ -5,8 +5,8 @@ A story is data. It can be written down, and made smaller while it still fails.
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
 
+from scheduler.request import IllegalTransition
 from scheduler.settings import NS_PER_S
 from scheduler.simulation.checks import check_end
 from scheduler.simulation.clients import Asked, Habits
@@ -17,7 +17,7 @@ from scheduler.simulation.models import (
     small_machine,
     small_settings,
 )
-from scheduler.simulation.world import World
+from scheduler.simulation.world import Stuck, World
 
 LIMIT_NS = 3 * 3_600 * NS_PER_S
 """Virtual time after which a story must be over."""
@@ -25,7 +25,16 @@ LIMIT_NS = 3 * 3_600 * NS_PER_S
 SPAN_MS = 20_000
 """In which things happen."""
 
-T = TypeVar("T")
+FAILURES = (
+    AssertionError,
+    AttributeError,
+    IllegalTransition,
+    LookupError,
+    Stuck,
+    TypeError,
+    ValueError,
+)
+"""How what does not hold is raised: by checks, and by code that meets what cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,15 @@ def play(story: Story) -> World:
     world.run(LIMIT_NS)
     check_end(world)
     return world
+
+
+def failure_of(story: Story) -> str:
+    """What does not hold in this story, in one line; empty when all of it does."""
+    try:
+        play(story)
+    except FAILURES as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def begin(story: Story) -> World:

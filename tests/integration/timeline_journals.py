@@ -73,7 +73,7 @@ def crowded() -> tuple[Record, ...]:
     for at_s in range(5, 60, 6):
         world.plan(at_s * S, partial(world.take_memory, 900_000))
         world.plan((at_s + 2) * S, partial(world.take_memory, -900_000))
-    for request_id in random.choices(list(world.prompts), k=6):
+    for request_id in random.choices([client.first_id for client in world.clients], k=6):
         gone = events.ClientGone(request_id=request_id)
         world.plan(random.randrange(50 * S), partial(world.wish, gone))
     world.run(LIMIT_NS)

@@ -4,11 +4,57 @@ and memory is short: everybody ends, and nobody is told anything that changes.
 
 import pytest
 
-from scheduler.simulation.stories import play, story_of
+from scheduler.simulation import stories
+from scheduler.simulation.happenings import Happening
+from scheduler.simulation.shrinking import from_text, shrink, to_text
+from scheduler.simulation.stories import Story, failure_of, play, story_of
+from scheduler.simulation.world import World
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_everybody_ends_and_nothing_is_lost(seed: int) -> None:
-    world = play(story_of(seed))
+    story = story_of(seed)
+    print(to_text(story))  # for whoever looks for what has failed
+    world = play(story)
     assert all(client.over for client in world.clients)
     assert not world.state.requests
+
+
+def test_a_story_is_the_same_when_it_is_read_again() -> None:
+    for seed in range(50):
+        story = story_of(seed)
+        assert from_text(to_text(story)) == story
+
+
+def test_a_story_is_played_the_same_each_time() -> None:
+    first, second = (list(play(story_of(3)).journal.read()) for _ in range(2))
+    assert [(r.at_ns, r.event) for r in first] == [(r.at_ns, r.event) for r in second]
+
+
+def test_a_failing_story_is_made_as_small_as_it_can_be() -> None:
+    story = next(s for s in map(story_of, range(500)) if len(kinds_of(s)) > 5)
+    wanted = kinds_of(story)[2]
+
+    def fails(smaller: Story) -> bool:
+        return wanted in kinds_of(smaller) and len(smaller.visits) > 0
+
+    smallest = shrink(story, fails)
+    assert kinds_of(smallest) == [wanted]
+    assert len(smallest.visits) == 1
+    assert not smallest.settings
+
+
+def kinds_of(story: Story) -> list[str]:
+    return sorted({happening.kind for happening in story.happenings})
+
+
+def test_what_does_not_hold_is_a_failure_and_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_end(world: World) -> None:
+        raise AssertionError(f"{len(world.clients)} clients")
+
+    monkeypatch.setattr(stories, "check_end", check_end)
+    story = Story(seed=1, ceiling_bytes=2_000_000, visits=story_of(1).visits[:1])
+    assert failure_of(story) == "AssertionError: 1 clients"
+    crash = Happening(at_ms=1, kind="crash", word="no such thing")
+    monkeypatch.undo()
+    assert not failure_of(Story(seed=1, ceiling_bytes=2_000_000, happenings=(crash,)))
