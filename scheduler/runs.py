@@ -26,7 +26,6 @@ def server_started(state: SchedulerState, event: events.ServerStarted) -> None:
     """
     died = state.limits is not None and not state.stopping
     state.limits = event.limits
-    state.orphans = []
     if event.limits.orphans is not None:
         orphans.kept_for(state, event.limits.orphans.retention_ns)
     for request in list(state.requests.values()):
