@@ -5,7 +5,7 @@ to. A decode step costs so much by itself, for each row, and for each position t
 are fitted by least squares on relative errors, with coefficients that are not negative: a term
 that would be is left out. Relative errors keep the short ones from being nothing beside the long
 ones, and make the sum too small where times vary, so it is scaled to the recorded sum. A step is
-measured from one to the next, less a chunk between them, so that what the loop adds counts.
+measured from one to the next, so that what the loop adds counts, where nothing came between them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -97,6 +97,7 @@ class Gathering:
                 self.step_before = None
             case events.PrefillChunkPlanned():
                 self.planned_ns[event.chunk] = record.at_ns
+                self.step_before = None
             case events.PrefillChunkDone():
                 self.chunk(record.at_ns, event)
             case events.TokensDecoded():
@@ -121,8 +122,7 @@ class Gathering:
         if event.length == 0:
             return
         facts = self.facts
-        if self.step_before is not None:
-            self.step_before = (self.step_before[0], self.step_before[1] + event.duration_ns)
+        self.step_before = None
         planned_ns = self.planned_ns.pop(event.chunk, None)
         if planned_ns is not None and self.rows == 0:
             facts.overheads.append(max(0, at_ns - planned_ns - event.duration_ns))
@@ -218,11 +218,13 @@ def covered_ns(spans: Sequence[tuple[int, int]]) -> int:
 
 def least_squares(rows: Sequence[Sequence[float]], times: Sequence[int]) -> list[float]:
     """Coefficients, none negative, that make the sum of the squared relative errors least. Terms
-    that come out negative are left out, the most negative first (an active set).
+    that come out negative are left out, the most negative first (an active set); so are those that
+    never vary, such as the rows where one was alone all the time: the first term has what they do.
     """
     scale = np.asarray(times, dtype=np.float64)
-    matrix = np.asarray(rows, dtype=np.float64) / scale[:, None]
-    kept = list(range(matrix.shape[1]))
+    terms = np.asarray(rows, dtype=np.float64)
+    matrix = terms / scale[:, None]
+    kept = [0, *(i for i in range(1, terms.shape[1]) if np.ptp(terms[:, i]) > 0)]
     while True:
         found = np.linalg.lstsq(matrix[:, kept], np.ones(len(times)), rcond=None)[0]
         worst = int(np.argmin(found))
@@ -232,7 +234,7 @@ def least_squares(rows: Sequence[Sequence[float]], times: Sequence[int]) -> list
     coefficients = [0.0] * matrix.shape[1]
     for place, value in zip(kept, found, strict=True):
         coefficients[place] = max(0.0, float(value))
-    fitted = float(np.sum(np.asarray(rows, dtype=np.float64) @ np.asarray(coefficients)))
+    fitted = float(np.sum(terms @ np.asarray(coefficients)))
     factor = float(np.sum(scale)) / fitted if fitted else 1.0
     return [coefficient * factor for coefficient in coefficients]
 

@@ -15,8 +15,8 @@ RECIPES = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal with requests that finished, were refused, were held, lived through a death and were
-    sent again after it.
+    """A journal with requests that finished, were refused, were held, lived through a death, and
+    were sent again after it.
     """
     folder = tmp_path_factory.mktemp("readme")
     driver = LoopDriver(folder, settings_of(fake__context_tokens=64))
