@@ -27,7 +27,7 @@ class Holds:
         hold = self.open.get(lane)
         if hold is None:
             hold = self.begin(request, lane, at_ns, record)
-            if record is None and request.phase is Phase.PAUSED:
+            if was_before(record) and request.phase is Phase.PAUSED:
                 hold.begin_ns = request.paused_ns - base_ns
                 hold.paused_ns = hold.begin_ns
         if request.phase is Phase.PAUSED and hold.paused_ns is None:
@@ -37,7 +37,7 @@ class Holds:
         """A hold begins: by a pause of its row, or at once where it had none."""
         hold = Hold(
             lane=lane,
-            seq=0 if record is None else record.seq,
+            seq=0 if record is None or was_before(record) else record.seq,
             begin_ns=at_ns,
             reason=request.pause_reason or "",
         )
@@ -53,6 +53,11 @@ class Holds:
         if hold is not None:
             hold.end_ns = at_ns
             hold.became = became
+
+
+def was_before(record: Record | None) -> bool:
+    """Whether what is so now began before the picture: its first record does not say when."""
+    return record is None or isinstance(record.event, events.StateCarried)
 
 
 def give_numbers(hold: Hold, event: events.PauseStarted) -> None:

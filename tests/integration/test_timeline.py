@@ -9,14 +9,14 @@ import pytest
 from journal import events
 from journal.events import KINDS, Record
 from scheduler.evolve import evolve
-from scheduler.state import SchedulerState
+from scheduler.state import STATE_VERSION, SchedulerState
 from tests.integration.timeline_journals import ALL, drawn, kind_name, story
 from tools.timeline_file import data_of
 from tools.timeline_kinds import GROUPS, KINDS_OF, UNDRAWN
 from tools.timeline_parts import PHASES, Entry, Lane
 from tools.timeline_window import Window
 
-STORIES = ("every_rung", "crash_while_paused", "disk_full_while_pausing", "crowded_disk")
+STORIES = ("every_rung", "crash_while_paused", "disk_full_while_pausing", "lost_clients")
 
 
 def phase_at(lane: Lane, at_ns: int) -> str | None:
@@ -25,6 +25,14 @@ def phase_at(lane: Lane, at_ns: int) -> str | None:
         return None
     begun = [stretch for stretch in lane.stretches if stretch.begin_ns <= at_ns]
     return PHASES[begun[-1].phase] if begun else None
+
+
+def was_alone(lane: Lane, at_ns: int) -> bool:
+    """Whether the lane says that its request had no client, after all that happened by then."""
+    return any(
+        begin is not None and begin <= at_ns and (end is None or at_ns < end)
+        for begin, end in lane.alone
+    )
 
 
 def test_every_kind_is_in_one_group() -> None:
@@ -48,9 +56,8 @@ def test_lanes_are_where_the_state_has_them(name: str) -> None:
             request = state.find(request_id)
             seen = phase_at(lane, record.at_ns - base_ns)
             assert seen == (None if request is None else request.phase.value), record
-            if request is not None and request.orphaned_by is not None:
-                assert lane.alone, request_id
-                assert lane.alone[-1][1] is None or lane.end_ns is not None
+            is_alone = request is not None and request.orphaned_by is not None
+            assert was_alone(lane, record.at_ns - base_ns) == is_alone, record
     received = [r.event.request_id for r in records if isinstance(r.event, events.RequestReceived)]
     assert list(lanes) == received
     assert all(lane.outcome for lane in picture.lanes)
@@ -160,6 +167,45 @@ def test_a_window_begins_with_who_is_open() -> None:
     [hold] = picture.holds
     assert hold.begin_ns == paused.at_ns - int(picture.base_ns) <= 0
     assert hold.reason == "operator"
+
+
+def test_a_lost_client_is_shown_and_why_its_request_was_held() -> None:
+    picture = drawn(story("lost_clients"))
+    lost, ended = picture.lanes
+    assert [hold.reason for hold in picture.holds] == ["client_gone", "client_gone"]
+    assert [picture.holds[0].became, picture.holds[1].became] == ["resuming", "cancelled"]
+    assert (lost.outcome, ended.outcome) == ("finished", "cancelled")
+    [[begin_ns, end_ns]] = lost.alone
+    assert begin_ns is not None
+    assert end_ns is not None
+    assert end_ns - begin_ns == pytest.approx(4_000_000_000, rel=0.05)
+
+
+def test_a_journal_that_begins_with_a_state_shows_who_was_open() -> None:
+    records = story("crash_while_paused")
+    paused = next(r for r in records if isinstance(r.event, events.RequestPaused))
+    through = next(r for r in records if r.step > paused.step + 1)
+    state = SchedulerState()
+    rest = [record for record in records if record.step >= through.step]
+    for record in records[: through.seq - 1]:
+        evolve(state, record)
+    carried = events.StateCarried(
+        state_version=STATE_VERSION,
+        through_seq=through.seq - 1,
+        state=msgspec.to_builtins(state, str_keys=True),
+    )
+    first = msgspec.structs.replace(records[through.seq - 2], event=carried)
+    picture = drawn((first, *rest))
+    whole = drawn(records)
+    assert picture.entries[0].body == {
+        "state_version": STATE_VERSION,
+        "through_seq": through.seq - 1,
+    }
+    assert [lane.outcome for lane in picture.lanes] == [lane.outcome for lane in whole.lanes]
+    [hold], [other] = picture.holds, whole.holds
+    at_ns = [int(p.base_ns) for p in (picture, whole)]
+    assert hold.begin_ns + at_ns[0] == paused.at_ns == (other.paused_ns or 0) + at_ns[1]
+    assert (hold.end_ns or 0) + at_ns[0] == (other.end_ns or 0) + at_ns[1]
 
 
 def test_numbers_that_javascript_rounds_are_digits() -> None:

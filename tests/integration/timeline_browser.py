@@ -10,13 +10,18 @@ import os
 import select
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WIDE, NARROW = (1400, 900), (390, 800)
+WITHOUT = "no Chromium is installed: `apt-get install chromium`"
 LIMIT_S = 30
 UNIT_BYTES = 1 << 16
 
@@ -38,10 +43,44 @@ KEYS = {
 
 SHIFT = 8
 
+LAUNCH = """
+import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(text), fcntl.F_DUPFD, 10) for text in sys.argv[1:3])
+os.dup2(commands, 3)
+os.dup2(answers, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Puts the pipes where the browser looks for them, and becomes the browser."""
+
 
 def find_browser() -> str | None:
     """The distribution's browser, if there is one."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@contextmanager
+def opened() -> Generator["Browser", None, None]:
+    """A browser for the tests of a module."""
+    program = find_browser()
+    assert program is not None, "tests without a browser are skipped"
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        Browser(program, Path(folder)) as browser,
+    ):
+        yield browser
+
+
+@contextmanager
+def fresh(browser: "Browser") -> Generator["Browser", None, None]:
+    """The tab as it was at first. Nothing that is done in it may be an error or need a network."""
+    browser.messages.clear()
+    browser.requests.clear()
+    browser.size(*WIDE)
+    browser.prefer()
+    browser.point(1, 1)
+    yield browser
+    assert browser.messages == []
+    assert browser.requests == []
 
 
 class Browser:
@@ -65,7 +104,7 @@ class Browser:
         if os.geteuid() == 0:
             arguments.append("--no-sandbox")  # Chromium refuses its sandbox to root
         self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', program, *arguments],
+            [sys.executable, "-ISc", LAUNCH, str(commands), str(answers), program, *arguments],
             pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -26,8 +26,25 @@ MANY = 10_000
 
 @cache
 def story(name: str) -> tuple[Record, ...]:
-    """The journal of a simulated story of tests/histories."""
-    return tuple(simulated.STORIES[name]().journal.read())
+    """The journal of a simulated story of tests/histories, or of one below."""
+    play = lost_clients if name == "lost_clients" else simulated.STORIES[name]
+    return tuple(play().journal.read())
+
+
+def lost_clients() -> World:
+    """One request loses its client and is held until somebody follows it again; another ends
+    without one.
+    """
+    world = simulated.world_of(simulated.ROW, simulated.ROW)
+    first, second = f"req_{1:026}", f"req_{2:026}"
+    wishes = {
+        2: events.ClientGone(request_id=first),
+        3: events.ClientGone(request_id=second),
+        6: events.ClientAttached(request_id=first),
+    }
+    for at_s, fact in wishes.items():
+        world.plan(at_s * S, partial(world.wish, fact))
+    return simulated.run(world)
 
 
 def kept_story(name: str, folder: Path) -> Path:
@@ -48,10 +65,16 @@ def upgraded_histories(folder: Path) -> list[Path]:
     return found
 
 
+def asked_of(random: Random) -> Asked:
+    """A request of any size, at any time of the first 50 seconds."""
+    at_ns = random.randrange(50 * S)
+    return Asked(random.randint(1, 200), random.randint(2, 60), at_ns=at_ns)
+
+
 @cache
 def crowded() -> tuple[Record, ...]:
-    """At least `MANY` events: hundreds of requests, held, lost, held by hand, and two deaths of the
-    server.
+    """At least `MANY` events: hundreds of requests, some held, some without a client, and two deaths
+    of the server.
     """
     random = Random(7)
     settings = settings_under(
@@ -65,15 +88,13 @@ def crowded() -> tuple[Record, ...]:
         requests__max_deaths=100,
     )
     world = World(settings, hardware_of(), seed=7, checks=False)
-    for _ in range(260):
-        at_ns = random.randrange(50 * S)
-        world.ask(Asked(random.randint(1, 200), random.randint(2, 60), at_ns=at_ns))
+    ids = [world.ask(asked_of(random)) for _ in range(260)]
     for at_s in (9, 30):
         world.plan(at_s * S, world.crash)
     for at_s in range(5, 60, 6):
         world.plan(at_s * S, partial(world.take_memory, 900_000))
         world.plan((at_s + 2) * S, partial(world.take_memory, -900_000))
-    for request_id in random.choices([client.first_id for client in world.clients], k=6):
+    for request_id in random.choices(ids, k=6):
         gone = events.ClientGone(request_id=request_id)
         world.plan(random.randrange(50 * S), partial(world.wish, gone))
     world.run(LIMIT_NS)

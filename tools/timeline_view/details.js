@@ -10,7 +10,8 @@ function eventItem(entry, lane) {
     make("span", { className: entry.source, textContent: titleOf(entry.kind) }),
     make("span", { className: "when", textContent: clockText(entry.at) }),
   );
-  const seq = entry.lastSeq > entry.seq ? `seq ${entry.seq} to ${entry.lastSeq}` : `seq ${entry.seq}`;
+  const seq =
+    entry.lastSeq > entry.seq ? `seq ${entry.seq} to ${entry.lastSeq}` : `seq ${entry.seq}`;
   const since = durationText(entry.at - lane.stretches[0].begin);
   const texts = [seq, `step ${entry.step}`, `+${since}`];
   const summary = make("summary", {}, lineOf(entry));
@@ -78,7 +79,8 @@ function openMark(mark) {
 function showEvent(mark) {
   const place = mark.row.entries.indexOf(mark.entry);
   if (place >= details.num) showMore(place + 50);
-  for (const item of byId("one-events").querySelectorAll(".active")) item.classList.remove("active");
+  for (const item of byId("one-events").querySelectorAll(".active"))
+    item.classList.remove("active");
   const item = byId(`event-${mark.entry.seq}`);
   item.classList.add("active");
   item.querySelector("details").open = true;

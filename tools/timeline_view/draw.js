@@ -85,6 +85,7 @@ function layOut() {
 function drawNow() {
   const began = performance.now();
   isPlanned = false;
+  if (filter.inView) followView();
   const above = inkOf(topCanvas);
   drawTop(above.ink, above.width, above.height);
   const below = inkOf(lanesCanvas);
@@ -98,6 +99,14 @@ function drawNow() {
   measured.frames += 1;
   measured.last_ms = performance.now() - began;
   measured.most_ms = Math.max(measured.most_ms, measured.last_ms);
+}
+
+// Lanes come and go with the view.
+function followView() {
+  const before = shown.lanes.length;
+  applyView();
+  if (shown.lanes.length !== before) layOut();
+  byId("nobody").hidden = shown.lanes.length > 0;
 }
 
 function redraw() {

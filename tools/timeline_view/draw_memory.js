@@ -12,8 +12,7 @@ function mostBytes() {
 }
 memory.most = mostBytes();
 
-const heightOf = (bytes) =>
-  memory.bottom - (bytes / memory.most) * (memory.bottom - memory.top);
+const heightOf = (bytes) => memory.bottom - (bytes / memory.most) * (memory.bottom - memory.top);
 
 function drawAxis(ink, width) {
   const { found, digits } = ticks(digitsWidth() + 34);

@@ -10,7 +10,8 @@ function nameOf(mark) {
   const where = row === rail ? "server" : `request ${row.number}`;
   const line = lineOf(entry);
   const seq = entry.lastSeq > entry.seq ? `${entry.seq} to ${entry.lastSeq}` : entry.seq;
-  return `${titleOf(entry.kind)}, ${where}, ${clockText(entry.at)}${line ? `: ${line}` : ""}; seq ${seq}`;
+  const what = `${titleOf(entry.kind)}, ${where}, ${clockText(entry.at)}`;
+  return `${line ? `${what}: ${line}` : what}; seq ${seq}`;
 }
 
 function optionOf(mark) {
@@ -61,6 +62,7 @@ function activate(mark, { reveal = true } = {}) {
   crosshair.at = mark ? mark.at : null;
   if (mark && reveal) {
     bringIntoView(mark.at);
+    if (filter.inView) followView();
     if (mark.row !== rail) scrollToLane(mark.row);
   }
   updateOptions();
@@ -90,7 +92,11 @@ function nearest(row, at, reach) {
   const middle = firstFrom(row.marks, at);
   let best = null;
   for (const direction of [-1, 1]) {
-    for (let i = direction < 0 ? middle - 1 : middle; i >= 0 && i < row.marks.length; i += direction) {
+    for (
+      let i = direction < 0 ? middle - 1 : middle;
+      i >= 0 && i < row.marks.length;
+      i += direction
+    ) {
       const mark = row.marks[i];
       const away = Math.abs(mark.at - at);
       if (away > reach || (best && away >= Math.abs(best.at - at))) break;

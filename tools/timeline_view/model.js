@@ -71,7 +71,8 @@ function laneGist(lane) {
     .filter((phase) => lane.times.has(phase))
     .map((phase) => `${PHASE_WORDS[phase]} ${durationText(lane.times.get(phase))}`);
   const end = lane.outcome || "open";
-  return `number ${lane.number}, ${end}; ${times.join(", ")}; ${count(lane.entries.length, "event")}`;
+  const events = count(lane.entries.length, "event");
+  return `number ${lane.number}, ${end}; ${times.join(", ")}; ${events}`;
 }
 
 function stretchAt(lane, at) {

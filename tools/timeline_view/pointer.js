@@ -145,7 +145,10 @@ function wheel(event, canvas) {
   if (sideways) move(((event.deltaX || event.deltaY) * unit) / view.width);
   else {
     const x = event.clientX - canvas.getBoundingClientRect().left;
-    zoom(Math.exp(event.deltaY * unit * WHEEL_STEP), timeAt(canvas === topCanvas ? x : x + view.left));
+    zoom(
+      Math.exp(event.deltaY * unit * WHEEL_STEP),
+      timeAt(canvas === topCanvas ? x : x + view.left),
+    );
   }
   hideTip();
   redraw();

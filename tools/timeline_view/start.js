@@ -35,7 +35,9 @@ function legendItem(words, paint) {
 
 function drawLegend() {
   const items = picture.phases.map((phase) =>
-    legendItem(PHASE_WORDS[phase], (ink, width, height) => drawBar(ink, phase, 1, height / 2, width - 2)),
+    legendItem(PHASE_WORDS[phase], (ink, width, height) =>
+      drawBar(ink, phase, 1, height / 2, width - 2),
+    ),
   );
   items.push(
     legendItem("without a client", (ink, width) => {
@@ -66,6 +68,8 @@ function refilter() {
 function clearRequestFilter() {
   filter.phase = "";
   filter.text = "";
+  filter.inView = false;
+  byId("in-view").checked = false;
   byId("phase").value = "";
   byId("find").value = "";
   refilter();
@@ -81,6 +85,10 @@ function drawFilters() {
   }
   byId("phase").addEventListener("change", (event) => {
     filter.phase = event.target.value;
+    refilter();
+  });
+  byId("in-view").addEventListener("change", (event) => {
+    filter.inView = event.target.checked;
     refilter();
   });
   byId("find").addEventListener("input", (event) => {

@@ -34,7 +34,10 @@ function gistParts() {
     const who = `${count(requests, "request")} held ${count(holds.length, "time")}`;
     parts.push([bad(who), ` for ${durationText(total)} in all (${reasonsGist()})`]);
   } else parts.push(["nobody was held"]);
-  const peak = samples.reduce((best, each) => (each.usage > (best?.usage ?? -1) ? each : best), null);
+  const peak = samples.reduce(
+    (best, each) => (each.usage > (best?.usage ?? -1) ? each : best),
+    null,
+  );
   if (peak) {
     const ceiling = peak.ceiling === null ? "" : ` of ${bytesText(peak.ceiling)}`;
     parts.push([`memory up to ${bytesText(peak.usage)}${ceiling}`]);
@@ -53,7 +56,8 @@ function holdNumbers(hold) {
 
 function holdThen(hold) {
   if (hold.end_ns === null) return "Still held at the end.";
-  const then = hold.became === "waiting" ? "back in the queue" : (PHASE_WORDS[hold.became] ?? hold.became);
+  const then =
+    hold.became === "waiting" ? "back in the queue" : (PHASE_WORDS[hold.became] ?? hold.became);
   return `Then ${then}.`;
 }
 
@@ -104,7 +108,8 @@ function drawSummary() {
   const begin = `${dayText(0)} ${clockText(0, 0)}`;
   byId("window").textContent =
     `${picture.journal} · ${picture.model || "no model"} · ${begin} UTC, ` +
-    `${durationText(picture.end_ns)} · seq ${picture.first_seq} to ${picture.last_seq} (${picture.what})`;
+    `${durationText(picture.end_ns)} · ` +
+    `seq ${picture.first_seq} to ${picture.last_seq} (${picture.what})`;
   document.title = `Fermata timeline: ${picture.journal}, ${begin}`;
   gistParts().forEach((part, index) => byId("gist").append(...(index ? [" · "] : []), ...part));
   if (!holds.length) {

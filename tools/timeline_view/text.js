@@ -114,7 +114,8 @@ const LINES = {
   request_admitted: (b) =>
     `${rowText(b)}; ${grouped(b.num_cached_tokens)} of ${count(b.num_known_tokens, "token")} saved`,
   request_deferred: (b) => `waits for a block that request ${b.computed_by} computes`,
-  request_finished: (b) => `${b.reason.replaceAll("_", " ")}, ${count(b.num_output_tokens, "token")}`,
+  request_finished: (b) =>
+    `${b.reason.replaceAll("_", " ")}, ${count(b.num_output_tokens, "token")}`,
   request_cancelled: (b) =>
     `${b.reason.replaceAll("_", " ")}, ${count(b.num_output_tokens, "token")}`,
   request_aborted: (b) => `${b.reason.replaceAll("_", " ")}: ${b.detail}`,
