@@ -66,10 +66,18 @@ function topHeight() {
   return Math.min(Math.max(left, TOP_HEIGHT.least, both * 0.26), TOP_HEIGHT.most);
 }
 
+// Where all is below each other, few lanes leave no empty room.
+function scrollerHeight() {
+  if (window.innerWidth > 900) return "";
+  const most = Math.round(window.innerHeight * 0.52);
+  return `${Math.max(120, Math.min(most, shown.lanes.length * LANE_HEIGHT + 8))}px`;
+}
+
 // Labels and lanes stand side by side; the top canvas begins where the labels do.
 function layOut() {
   const narrow = window.innerWidth <= 560;
   const labelWidth = narrow ? 96 : 186;
+  scroller.style.height = scrollerHeight();
   topCanvas.style.height = `${Math.round(topHeight())}px`;
   byId("labels").style.width = `${labelWidth}px`;
   byId("sticky").style.height = `${scroller.clientHeight}px`;
