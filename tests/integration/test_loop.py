@@ -240,7 +240,9 @@ def test_a_request_is_ended_from_outside_in_every_phase(
     phase: Phase,
     wish: type[events.CancelRequested | events.ClientGone],
 ) -> None:
-    settings = settings_of(scheduler__max_rows=2, scheduler__chunk_tokens=32)
+    settings = settings_of(
+        scheduler__max_rows=2, scheduler__chunk_tokens=32, requests__orphan_grace_s=0
+    )
     driver = LoopDriver(state_folder, settings)
     other = driver.submit("other", 40)
     if phase is Phase.WAITING:
@@ -268,7 +270,7 @@ def test_a_request_is_ended_from_outside_in_every_phase(
 
 
 def test_a_client_that_leaves_at_once_gets_no_answer(state_folder: Path) -> None:
-    driver = LoopDriver(state_folder)
+    driver = LoopDriver(state_folder, settings_of(requests__orphan_grace_s=0))
     stream = driver.submit("hello")
     driver.sensors.wish(events.ClientGone(request_id=stream.request_id))
     driver.run_until_idle()
