@@ -16,6 +16,21 @@ GIVEN_UP = {
     "server_deaths": "The server died while it worked on this request, each time that it did.",
 }
 
+CANCELLED = {
+    "client_gone": (
+        "The request was cancelled: its connection was lost, and nobody came back for it in time."
+    ),
+    "nobody_attached": (
+        "The request was cancelled: the server was started again, and nobody came back for it in "
+        "time."
+    ),
+    "on_restart": (
+        "The request was cancelled: the server was started again, and ends what it finds "
+        "unfinished."
+    ),
+}
+"""Of who is not there to be told, for whoever reads it later."""
+
 
 def from_end(end: StreamEnd, retry_after_s: int) -> ApiError:
     """The error for a request that was cancelled or aborted. `retry_after_s` is when to send it
@@ -32,7 +47,7 @@ def cancelled(end: StreamEnd) -> ApiError:
     """410: of the statuses that fit, the one that no client takes as a reason to try again."""
     return ApiError(
         410,
-        f"The request was cancelled ({end.reason}).",
+        CANCELLED.get(end.reason, f"The request was cancelled ({end.reason})."),
         code="request_cancelled",
         headers=DO_NOT_RETRY.copy(),
         more={"reason": end.reason, "retryable": False},

@@ -28,6 +28,8 @@ def error_of(kind: str, reason: str) -> ApiError:
         ("cancelled", "deadline", 504, "deadline_exceeded", True),
         ("cancelled", "cancel_requested", 410, "request_cancelled", False),
         ("cancelled", "client_gone", 410, "request_cancelled", False),
+        ("cancelled", "nobody_attached", 410, "request_cancelled", False),
+        ("cancelled", "on_restart", 410, "request_cancelled", False),
     ],
 )
 def test_each_end_has_its_status_its_code_and_its_retry(

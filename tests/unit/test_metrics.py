@@ -10,6 +10,7 @@ from scheduler.metrics import HELD_BOUNDS_NS, Metrics
 from tests.unit.core_driver import CoreDriver
 from tests.unit.hold_driver import CEILING, EMERGENCY, FINE, HIGH, HoldDriver, hold_limits
 from tests.unit.kv_driver import STATEFUL, KvDriver
+from tests.unit.orphan_driver import OrphanDriver
 
 SECOND = 10**9
 
@@ -62,6 +63,28 @@ def test_pauses_resumes_and_drops_are_counted() -> None:
     assert found["fermata_held_seconds_sum"] > 40
     driver.step(driver.restored("req_b"))
     assert counted(driver).num_resuming == 1, "of two rows"
+
+
+def test_requests_without_a_client_are_counted_and_what_becomes_of_them() -> None:
+    driver = OrphanDriver()
+    driver.start()
+    for chain, key in (("x", ""), ("y", ""), ("z", "k")):
+        driver.send(chain, key=key)
+    driver.gone("req_a", "req_b", "req_c")
+    assert counted(driver).num_orphans == 3
+    driver.send("x")
+    driver.send("z", key="k")
+    metrics = counted(driver)
+    assert (metrics.num_orphans, dict(metrics.adoptions)) == (1, {"content": 1, "key": 1})
+    driver.tick(60)
+    metrics = counted(driver)
+    assert (metrics.num_orphans, metrics.orphans_expired) == (0, 1)
+    found = published(metrics)
+    assert found["fermata_adoptions_total,content"] == 1
+    assert found["fermata_adoptions_total,key"] == 1
+    assert found["fermata_orphans_expired_total"] == 1
+    assert found["fermata_orphans"] == 0
+    assert found["fermata_requests_received_total"] == 5
 
 
 def test_what_the_allocator_gives_back_is_counted_as_measured_but_never_below_nothing() -> None:

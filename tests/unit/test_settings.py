@@ -179,3 +179,32 @@ def test_the_journal_gets_all_settings_but_no_secret() -> None:
     assert configuration["scheduler.max_rows"] == settings.scheduler.max_rows
     assert "open sesame" not in str(configuration)
     assert configuration["server.api_key"] == "set"
+    assert configuration["server.client_keys"] == 0
+
+
+def test_keys_of_clients_come_as_a_list_and_stay_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERMATA_SERVER__CLIENT_KEYS", '["one sesame", "two sesames"]')
+    settings = load_settings(overrides={"server.api_key": "open sesame"})
+    assert settings.server.client_keys == ("one sesame", "two sesames")
+    assert settings.configuration()["server.client_keys"] == 2
+    assert "sesame" not in str(settings.configuration())
+
+
+@pytest.mark.parametrize(
+    ("keys", "api_key", "what"),
+    [
+        (["sesame"], None, "need an api_key"),
+        (["sesame", "sesame"], "open", "must differ"),
+        (["sesame"], "sesame", "must differ"),
+        (["sesame", ""], "open", "none may be empty"),
+        (["sesame"] * 1001, "open", "at most 1000"),
+        ("sesame", "open", "tuple"),
+    ],
+)
+def test_keys_that_tell_nobody_apart_are_refused_and_not_repeated(
+    keys: object, api_key: str | None, what: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=what) as raised:
+        load_settings(overrides={"server.client_keys": keys, "server.api_key": api_key})
+    assert "setting server" in str(raised.value)
+    assert "sesame" not in str(raised.value)
