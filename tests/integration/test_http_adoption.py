@@ -62,8 +62,7 @@ def adopted(folder: Path) -> list[tuple[str, str]]:
     return [(event.request_id, event.by) for event in recorded(folder, events.RequestAdopted)]
 
 
-@pytest.mark.parametrize("was_stream", [False, True])
-@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(("was_stream", "is_stream"), [(False, True), (True, False)])
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding"])
 def test_a_request_that_is_sent_again_gets_all_of_the_answer(
     tmp_path: Path, phase: str, was_stream: bool, is_stream: bool

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from journal import events
+from scheduler.history import History
 from tests.integration.events import parse_stream
 from tests.integration.http_server import RunningServer, running
 from tests.integration.kv_serving import recorded
@@ -165,6 +166,20 @@ def test_a_key_is_free_again_when_nothing_is_kept(tmp_path: Path) -> None:
         first, second = post(server), post(server, ASKED | {"seed": 4})
         assert (first.status_code, second.status_code) == (200, 200)
         assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+def test_an_answer_that_is_purged_in_this_very_moment_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, requests={"max_lingering": 0}) as server:
+        request_id = post(server).headers["x-request-id"]
+        monkeypatch.setattr(History, "stream", lambda *_: None)
+        refused = post(server)
+        assert refused.status_code == 503
+        error = refused.json()["error"]
+        assert (error["code"], error["retryable"]) == ("answer_expired", True)
+        assert refused.headers["retry-after"]
+        assert refused.headers["x-request-id"] == request_id
 
 
 def test_the_key_and_the_question_are_in_the_journal_as_digests_alone(tmp_path: Path) -> None:
