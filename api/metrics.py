@@ -101,6 +101,17 @@ class SchedulerCollector:
         yield CounterMetricFamily(
             "fermata_decode_seconds", "Time in decode steps.", metrics.decode_ns / 1e9
         )
+        yield from self._gauges()
+        yield from memory_metrics(metrics.memory)
+        yield seconds_of(
+            "step_seconds", "Time that scheduler and journal took for a step.", metrics.step_ns
+        )
+        yield seconds_of(
+            "held_seconds", "How long requests had been held when they went on.", metrics.held_ns
+        )
+
+    def _gauges(self) -> Iterator[Metric]:
+        metrics = self._metrics
         for name, text, value in (
             (
                 "requests_waiting",
@@ -121,13 +132,6 @@ class SchedulerCollector:
             ("kv_writing_bytes", "KV in the writers' hands.", metrics.writing_bytes),
         ):
             yield GaugeMetricFamily(f"fermata_{name}", text, value)
-        yield from memory_metrics(metrics.memory)
-        yield seconds_of(
-            "step_seconds", "Time that scheduler and journal took for a step.", metrics.step_ns
-        )
-        yield seconds_of(
-            "held_seconds", "How long requests had been held when they went on.", metrics.held_ns
-        )
 
     def _ends(self) -> Metric:
         family = CounterMetricFamily(
