@@ -131,8 +131,8 @@ class Clients:
         self._limits = limits
 
     def server_started(self, record: Record, row: RequestRow) -> None:
-        """No connection outlives its server. One that was held for want of a client stays so, and
-        its time begins anew.
+        """No connection outlives its server; the settings of this start say what becomes of it. One
+        whose connection was lost before stays held, and its time begins anew.
         """
         limits = self._limits
         if limits is None:
@@ -147,9 +147,10 @@ class Clients:
             orphan.needs_client = 1
             orphan.until_ns = record.at_ns
         else:
-            orphan.needs_client |= int(limits.on_restart == "hold")
-            if orphan.needs_client or not row.has_key:
-                orphan.until_ns = record.at_ns + limits.restart_grace_ns
+            orphan.needs_client = int(limits.on_restart == "hold")
+            is_waited_for = orphan.needs_client or not row.has_key
+            until_ns = record.at_ns + limits.restart_grace_ns
+            orphan.until_ns = until_ns if is_waited_for else None
 
     def _touch(self, number: int) -> OrphanRow:
         orphan = self.orphans[number]

@@ -121,8 +121,9 @@ def released(state: SchedulerState, request: Request) -> None:
 
 def server_started(state: SchedulerState, request: Request) -> None:
     """No connection outlives its server. A request that had its client until now runs on, is held
-    or ends, as the settings say; one that was held for want of a client stays so, and begins its
-    time anew: nobody could come back while there was no server.
+    or ends, as the settings of this start say, whatever those of an earlier one said. One whose
+    connection was lost before stays held, and begins its time anew: nobody could come back while
+    there was no server.
     """
     limits = orphan_limits(state)
     if limits is None:
@@ -141,7 +142,7 @@ def server_started(state: SchedulerState, request: Request) -> None:
         request.needs_client = True
         state.found[number] = now_ns
     else:
-        request.needs_client |= limits.on_restart == "hold"
+        request.needs_client = limits.on_restart == "hold"
         if request.needs_client or not request.key_digest:
             state.found[number] = now_ns + limits.restart_grace_ns
 

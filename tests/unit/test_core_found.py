@@ -207,14 +207,13 @@ def test_two_that_send_its_key_in_one_step_let_it_go_on_once() -> None:
     assert driver.ends == {"req_a": "length"}
 
 
-def test_held_by_one_start_it_stays_held_at_the_next() -> None:
+def test_what_one_start_holds_the_next_may_let_go_on() -> None:
     driver = OrphanDriver()
     driver.send("x", max_tokens=FEW)
     driver.start(on_restart="hold")
-    driver.start(on_restart="resume")
     driver.settle()
     assert driver.request("req_a").held_reason == NO_CLIENT
-    driver.attached("req_a")
+    driver.start(on_restart="resume")
     driver.settle()
     assert driver.ends == {"req_a": "length"}
 
