@@ -112,6 +112,20 @@ def test_others_take_the_row_of_one_that_has_no_client(tmp_path: Path) -> None:
         server.http.delete(f"/v1/requests/{lost}").raise_for_status()
 
 
+def test_stopped_prefills_take_no_slot_with_them(tmp_path: Path) -> None:
+    groups: dict[str, Any] = SLOW | {"scheduler": {"chunk_tokens": 32, "max_rows": 2}}
+    with running(tmp_path, **groups) as server:
+        for number in range(12):
+            long = {"prompt": [(i * 7 + number) % 250 for i in range(2_000)], "stream": True}
+            sent_and_lost(server, ASKED | long, "prefilling")
+        assert len(server.view().requests) == 12
+        assert server.http.post(TEXT, json=ASKED).status_code == 200
+        for view in server.view().requests:
+            server.http.delete(f"/v1/requests/{view.id}").raise_for_status()
+        server.wait_until(lambda view: view.requests == [])
+        assert_empty(server)
+
+
 def test_reader_that_stays_keeps_a_request_whose_sender_is_lost(tmp_path: Path) -> None:
     with running(tmp_path, **SLOW) as server:
         sender = send(server, ASKED | {"max_tokens": 10_000, "stream": True}, TEXT)
