@@ -30,6 +30,7 @@ from tools.cli_options import (
     UrlOption,
 )
 from tools.cli_timeline import timeline
+from tools.cli_whatif import whatif
 from tools.nameguard import NameTaken, check_names
 from tools.service_parts import DEFAULT_KIND, Kind
 
@@ -44,6 +45,7 @@ app.add_typer(journal_app, name="journal")
 app.add_typer(bench, name="bench")
 app.command()(timeline)
 app.command()(crash)
+app.command()(whatif)
 
 API_KEY = "FERMATA_SERVER__API_KEY"
 DEFAULT_STATE = Path("fermata-state")
@@ -173,27 +175,6 @@ def replay(
     if request is not None:
         sys.exit(command.run_life(journal, request, as_json=as_json))
     sys.exit(command.run(journal, command.Wanted(until, show, as_json)))
-
-
-@app.command()
-def whatif(
-    journal: JournalArgument,
-    *,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting that is changed: memory.ceiling=52GB. Repeatable."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run the requests of a journal again with other settings, in a simulation whose speeds are
-    those that the journal has recorded.
-
-    Exit status: 0, 1 when it comes to no end with these settings, 2 for a journal or a setting that
-    cannot be used.
-    """
-    from tools import whatif as command
-
-    sys.exit(command.run(journal, command.Wanted(tuple(changes or ()), as_json)))
 
 
 cache_app = typer.Typer(help="Look after saved KV.", no_args_is_help=True)

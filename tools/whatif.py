@@ -7,14 +7,17 @@ from pathlib import Path
 
 import msgspec
 
+from journal.bundle import is_bundle, verify_bundle
 from journal.errors import JournalError
 from journal.reader import JournalReader
+from scheduler.policy import POLICY_VERSION
 from scheduler.settings import ConfigurationError
+from scheduler.simulation.hardware import Hardware
 from scheduler.simulation.world import Stuck
 from scheduler.whatif.configuration import parse_changes, settings_of
 from scheduler.whatif.fitting import FitError, check_fit, gather
-from scheduler.whatif.recorded import NothingRecorded, incident_of
-from scheduler.whatif.rerun import Rerun, hardware_of, recorded_block_tokens, sizes_of
+from scheduler.whatif.recorded import Incident, NothingRecorded, incident_of
+from scheduler.whatif.rerun import hardware_of, recorded_block_tokens, rerun_of, sizes_of
 from scheduler.whatif.totals import Totals, totals_of
 from tools.text_table import text_table
 
@@ -23,11 +26,14 @@ DONE, STUCK, UNUSABLE = 0, 1, 2
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a what-if came to, for programs. Errors are permille of what was recorded; `again` is
-    the recorded settings in the simulation, `changed` those with the changes.
+    the recorded settings in the simulation, `changed` those with the changes. The recorded policy
+    is that of the last run.
     """
 
     prefill_error_permille: int | None
     decode_error_permille: int | None
+    recorded_policy_version: int
+    policy_version: int
     changes: dict[str, object]
     recorded: Totals
     again: Totals
@@ -42,6 +48,16 @@ class Wanted:
     as_json: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a journal tells, and how far what is made of it is off."""
+
+    incident: Incident
+    hardware: Hardware
+    recorded: Totals
+    error: FitError
+
+
 def run(path: Path, wanted: Wanted) -> int:
     """Prints how good the cost model is, then what was recorded beside what would have been.
     Returns 0; 1 when a what-if comes to no end; 2 for a journal or a setting that cannot be used.
@@ -49,11 +65,9 @@ def run(path: Path, wanted: Wanted) -> int:
     try:
         report = report_of(path, parse_changes(wanted.changes))
     except (JournalError, NothingRecorded, ConfigurationError) as error:
-        print(f"fermata whatif: {error}", file=sys.stderr)
-        return UNUSABLE
+        return refuse(str(error))
     except Stuck as error:
-        print(f"fermata whatif: with these settings it comes to no end: {error}", file=sys.stderr)
-        return STUCK
+        return give_up(error)
     if wanted.as_json:
         print(msgspec.json.encode(report).decode())
     else:
@@ -61,25 +75,62 @@ def run(path: Path, wanted: Wanted) -> int:
     return DONE
 
 
-def report_of(path: Path, changes: dict[str, object]) -> Report:
-    """Reads the journal, fits, and runs it again with and without the changes."""
+def refuse(why: str) -> int:
+    """One line on stderr, and its exit status."""
+    print(f"fermata whatif: {' '.join(why.split())}", file=sys.stderr)
+    return UNUSABLE
+
+
+def refuse_options() -> int:
+    """Options that do not go together."""
+    return refuse(
+        "give a journal, or --trace FILE; --model, --journal, --ceiling, --ssd and --limit are"
+        " those of a trace"
+    )
+
+
+def give_up(error: Stuck) -> int:
+    """One line on stderr for a simulation without an end, and its exit status."""
+    print(f"fermata whatif: with these settings it comes to no end: {error}", file=sys.stderr)
+    return STUCK
+
+
+def read_source(path: Path) -> Source:
+    """Reads a journal, or a bundle that nobody has changed, and fits. Raises JournalError for a
+    file that cannot be read, and NothingRecorded for one without a start or a request.
+    """
     with JournalReader.open(path) as reader:
-        incident = incident_of(reader.read())
+        with reader.transaction() as read:
+            for fault in verify_bundle(read) if is_bundle(read) else ():
+                raise JournalError(f"{reader.file}: {fault}")
+        try:
+            incident = incident_of(reader.read())
+        except NothingRecorded as error:
+            raise NothingRecorded(f"{reader.file}: {error}") from error
         facts = gather(reader.read(), sizes_of(incident))
         recorded = totals_of(reader.read())
-    error: FitError = check_fit(facts, max(1, recorded_block_tokens(incident)))
-    hardware = hardware_of(incident, facts)
-    again = Rerun(incident, settings_of(incident, {}), hardware)
+    error = check_fit(facts, max(1, recorded_block_tokens(incident)))
+    return Source(incident, hardware_of(incident, facts), recorded, error)
+
+
+def report_of(path: Path, changes: dict[str, object]) -> Report:
+    """Runs a journal again with and without the changes."""
+    source = read_source(path)
+    settings = settings_of(source.incident, {})
+    changed_settings = settings_of(source.incident, changes)
+    again = rerun_of(source.incident, settings, source.hardware)
     again.run()
     changed = None
     if changes:
-        changed = Rerun(incident, settings_of(incident, changes), hardware)
+        changed = rerun_of(source.incident, changed_settings, source.hardware)
         changed.run()
     return Report(
-        prefill_error_permille=error.prefill_permille,
-        decode_error_permille=error.decode_permille,
+        prefill_error_permille=source.error.prefill_permille,
+        decode_error_permille=source.error.decode_permille,
+        recorded_policy_version=source.incident.policy_version,
+        policy_version=POLICY_VERSION,
         changes=changes,
-        recorded=recorded,
+        recorded=source.recorded,
         again=again.totals(),
         changed=None if changed is None else changed.totals(),
     )
@@ -87,18 +138,37 @@ def report_of(path: Path, changes: dict[str, object]) -> Report:
 
 def lines_of(report: Report) -> list[str]:
     """The error first: what follows is worth no more than that."""
-    prefill, decode = report.prefill_error_permille, report.decode_error_permille
-    off = f"prefill {percent(prefill)}, decode {percent(decode)} off"
-    lines = [f"cost model, fitted to the first half of the facts, on the second half: {off}", ""]
-    columns = ["", "recorded", "simulated"]
+    lines = [error_line(report.prefill_error_permille, report.decode_error_permille)]
+    if report.recorded_policy_version != report.policy_version:
+        lines.append(
+            f"recorded under policy {report.recorded_policy_version}, simulated with policy"
+            f" {report.policy_version}: the two may differ for that alone"
+        )
+    columns = ["recorded", "simulated"]
     sides = [report.recorded, report.again]
     if report.changed is not None:
-        columns.append(", ".join(f"{name}={value}" for name, value in report.changes.items()))
+        columns.append(title_of(report.changes))
         sides.append(report.changed)
+    return [*lines, "", *table_of(columns, sides)]
+
+
+def error_line(prefill_permille: int | None, decode_permille: int | None) -> str:
+    """How far the cost model is off."""
+    off = f"prefill {percent(prefill_permille)}, decode {percent(decode_permille)} off"
+    return f"cost model, fitted to the first half of the facts, on the second half: {off}"
+
+
+def title_of(changes: dict[str, object]) -> str:
+    """Settings as the title of a column."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
+def table_of(columns: Sequence[str], sides: Sequence[Totals]) -> list[str]:
+    """Totals side by side."""
     rows = [
         (name, *(shown(getattr(side, name)) for side in sides)) for name in Totals.__struct_fields__
     ]
-    return lines + text_table(columns, rows, columns[1:])
+    return text_table(["", *columns], rows, columns)
 
 
 def percent(permille: int | None) -> str:

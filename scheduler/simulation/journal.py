@@ -77,6 +77,17 @@ class SimulatedJournal(MemoryJournal):
         self._snapshots = [snapshot for snapshot in snapshots if snapshot[0] <= self.last.seq]
         return num_lost
 
+    def forget(self, open_ids: frozenset[str]) -> None:
+        """Lets go of what no start reads any more: records before the oldest snapshot, and prompts
+        and output of requests that are not open. There is to be no loss of power.
+        """
+        if self._snapshots:
+            self._records = list(self.read(self._snapshots[0][0]))
+            del self.kept[:-1]
+        for kept in (self._prompts, self._parameters, self._outputs):
+            for request_id in kept.keys() - open_ids:
+                del kept[request_id]
+
     def close(self) -> None:
         """As `Journal.close`. Who opens it has the rows, and no more."""
         super().close()

@@ -27,7 +27,7 @@ class RecordedSettings(Settings):
 
 
 NOT_OF_A_DECISION = ("model", "state", "server.api_key", "server.client_keys")
-"""Recorded settings that a what-if has no use for."""
+"""Settings that a what-if has no use for, beside those of the model named `fake`."""
 
 
 def parse_changes(given: Sequence[str]) -> dict[str, object]:
@@ -41,8 +41,15 @@ def parse_changes(given: Sequence[str]) -> dict[str, object]:
             raise ConfigurationError(f"--set {text}: write NAME=VALUE, as in memory.ceiling=52GB")
         if name not in known_names():
             raise ConfigurationError(f"--set {name}: there is no such setting")
+        if not is_of_a_decision(name):
+            raise ConfigurationError(f"--set {name}: it changes nothing in a what-if")
         changes[name] = value
     return changes
+
+
+def is_of_a_decision(name: str) -> bool:
+    """Whether what happens in a simulation may depend on this setting."""
+    return name not in NOT_OF_A_DECISION and not name.startswith("fake.")
 
 
 def known_names() -> frozenset[str]:
@@ -59,14 +66,21 @@ def settings_of(incident: Incident, changes: Mapping[str, object]) -> Settings:
     recorded = {
         name: value
         for name, value in incident.configuration.items()
-        if name in known and name not in NOT_OF_A_DECISION and value is not None
+        if name in known and is_of_a_decision(name) and value is not None
     }
     if recorded.get("memory.ceiling") == "auto":
         ceiling = incident.limits.ceiling_bytes
         recorded["memory.ceiling"] = "none" if ceiling is None else ceiling
     if recorded.get("kv.enabled") is False:
         recorded |= {"kv.enabled": True, "kv.max_bytes": 0}  # a store that has room for nothing
+    return plain_settings({**recorded, **changes})
+
+
+def plain_settings(values: Mapping[str, object]) -> Settings:
+    """Settings by these values alone, by `group.name`. Raises ConfigurationError for a value that
+    cannot be used.
+    """
     try:
-        return RecordedSettings(**nested({**recorded, **changes, "model": "fake"}))  # pyright: ignore[reportArgumentType]
+        return RecordedSettings(**nested({**values, "model": "fake"}))  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
         raise ConfigurationError(explain(error)) from error

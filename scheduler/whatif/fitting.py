@@ -2,10 +2,15 @@
 
 A chunk costs so much to begin, for each token, and for each earlier position that a token attends
 to. A decode step costs so much by itself, for each row, and for each position that is read. Both
-are fitted by least squares on relative errors, with coefficients that are not negative: a term
-that would be is left out. Relative errors keep the short ones from being nothing beside the long
-ones, and make the sum too small where times vary, so it is scaled to the recorded sum. A step is
-measured from one to the next, so that what the loop adds counts, where nothing came between them.
+are fitted by least squares with coefficients that are not negative: a term that would be is left
+out. Errors are relative, so that the short ones are something beside the long ones; that makes the
+sum too small where times vary, so it is scaled to the recorded sum.
+
+What is fitted to is the time from the end of one piece of work to the end of the next one, as the
+journal has it, and not what the engine says of each: so what the loop, the commits and a machine
+that does other things add to it counts too. Where the engine waited for work, the time begins when
+the work came; while a row is filled from saved files there is more than one kind of work, and
+nothing is taken.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,23 +42,25 @@ class FittedCost(EngineCost):
         return self.launch_ns + length * self.token_ns + attended * self.attend_ps // 1000
 
 
+Terms = list[tuple[int, int, int]]
+
+
 @dataclass(slots=True)
 class Facts:
     """What is fitted to. Chunks are (start, length, ns), steps (rows, positions, ns), saves
     (begin, end, bytes), restores (disk bytes, memory tokens, ns).
     """
 
-    chunks: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    steps: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    saves: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    restores: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    chunks: Terms = field(default_factory=Terms)
+    steps: Terms = field(default_factory=Terms)
+    saves: Terms = field(default_factory=Terms)
+    restores: Terms = field(default_factory=Terms)
     transients: list[int] = field(default_factory=list[int])
-    overheads: list[int] = field(default_factory=list[int])
 
     def halves(self) -> "tuple[Facts, Facts]":
         """The first and the second half of each kind, in their order."""
         first, second = Facts(), Facts()
-        for name in ("chunks", "steps", "saves", "restores", "transients", "overheads"):
+        for name in ("chunks", "steps", "saves", "restores", "transients"):
             values = getattr(self, name)
             setattr(first, name, values[: len(values) // 2])
             setattr(second, name, values[len(values) // 2 :])
@@ -76,15 +83,19 @@ class Sizes:
 
 
 class Gathering:
-    """Reads the records of a journal once, and keeps how many positions each row has."""
+    """Reads the records of a journal once. `known` is how many positions each row has, `ready_ns`
+    since when the engine could do the next piece: null while that cannot be said; `decodes_ns`
+    since when there is a batch.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.facts = Facts()
         self.known: dict[int, int] = {}
         self.planned_ns: dict[int, int] = {}
-        self.rows = 0
-        self.step_before: tuple[int, int] | None = None
+        self.filling: set[str] = set()
+        self.decodes_ns: int | None = None
+        self.ready_ns: int | None = 0
 
     def take(self, record: Record) -> None:
         """One record."""
@@ -93,52 +104,84 @@ class Gathering:
             case events.RequestReceived():
                 self.known[event.number] = event.num_prompt_tokens
             case events.BatchChanged():
-                self.rows = len(event.numbers)
-                self.step_before = None
+                self.change_batch(record.at_ns, event)
             case events.PrefillChunkPlanned():
                 self.planned_ns[event.chunk] = record.at_ns
-                self.step_before = None
             case events.PrefillChunkDone():
                 self.chunk(record.at_ns, event)
             case events.TokensDecoded():
                 self.step(record.at_ns, event)
+            case events.ServerStarted():
+                self.begin()
+            case _:
+                self.files(record)
+
+    def begin(self) -> None:
+        """A run: nothing of the last one goes on."""
+        self.planned_ns.clear()
+        self.filling.clear()
+        self.decodes_ns, self.ready_ns = None, 0
+
+    def files(self, record: Record) -> None:
+        """What is written, and what is read."""
+        event = record.event
+        match event:
+            case events.RequestAdmitted() | events.ResumeStarted() if event.num_cached_tokens:
+                self.filling.add(event.request_id)
+            case events.KvFreed() | events.ChainRestoreFailed() | events.RequestRetried():
+                self.filling.discard(event.request_id)
             case events.BlockSaved() if event.duration_ns:
-                began_ns = record.at_ns - event.duration_ns
-                num_bytes = self.sizes.block_bytes
-                if event.part == "state":
-                    num_bytes = self.sizes.state_bytes
-                self.facts.saves.append((began_ns, record.at_ns, num_bytes))
-            case events.ChainRestored() if event.duration_ns:
+                self.save(record.at_ns, event)
+            case events.ChainRestored():
+                self.filling.discard(event.request_id)
+                self.ready_ns = None
                 read_bytes = event.num_disk_tokens * self.sizes.token_bytes
                 restore = (read_bytes, event.num_memory_tokens, event.duration_ns)
-                self.facts.restores.append(restore)
-            case events.ServerStarted() | events.ChainSaved() | events.KvFreed():
-                self.step_before = None
+                if event.duration_ns:
+                    self.facts.restores.append(restore)
             case _:
                 pass
 
+    def save(self, at_ns: int, event: events.BlockSaved) -> None:
+        """A file that is durable."""
+        sizes = self.sizes
+        num_bytes = sizes.state_bytes if event.part == "state" else sizes.block_bytes
+        self.facts.saves.append((at_ns - event.duration_ns, at_ns, num_bytes))
+
+    def change_batch(self, at_ns: int, event: events.BatchChanged) -> None:
+        """Rows decode, or none does any more."""
+        if not event.numbers:
+            self.decodes_ns = None
+        elif self.decodes_ns is None:
+            self.decodes_ns = at_ns
+
+    def took_ns(self, at_ns: int, came_ns: int | None) -> int | None:
+        """How long a piece took that ends now and was there to be done since it came."""
+        ready_ns, self.ready_ns = self.ready_ns, at_ns
+        if self.filling or came_ns is None or ready_ns is None:
+            return None
+        return max(1, at_ns - max(came_ns, ready_ns))
+
     def chunk(self, at_ns: int, event: events.PrefillChunkDone) -> None:
-        """A chunk that was fed; alone in the engine, what the loop adds to it shows too."""
+        """A chunk that was fed."""
+        took_ns = self.took_ns(at_ns, self.planned_ns.pop(event.chunk, None))
         if event.length == 0:
             return
-        facts = self.facts
-        self.step_before = None
-        planned_ns = self.planned_ns.pop(event.chunk, None)
-        if planned_ns is not None and self.rows == 0:
-            facts.overheads.append(max(0, at_ns - planned_ns - event.duration_ns))
-        facts.chunks.append((event.start, event.length, max(1, event.duration_ns)))
-        facts.transients.append(max(0, event.peak_bytes - event.active_bytes) // event.length)
+        if took_ns is not None:
+            self.facts.chunks.append((event.start, event.length, took_ns))
+        need_bytes = max(0, event.peak_bytes - event.active_bytes)
+        self.facts.transients.append(need_bytes // event.length)
 
     def step(self, at_ns: int, event: events.TokensDecoded) -> None:
-        """A decode step right behind another one of the same rows."""
+        """A decode step."""
         positions = 0
         for number, count in zip(event.numbers, event.counts, strict=True):
             positions += self.known.get(number, 0)
             self.known[number] = self.known.get(number, 0) + count
         rows = sum(count > 0 for count in event.counts)
-        if self.step_before is not None and self.step_before[0] == event.batch and rows:
-            self.facts.steps.append((rows, positions, max(1, at_ns - self.step_before[1])))
-        self.step_before = None if event.ended else (event.batch, at_ns)
+        took_ns = self.took_ns(at_ns, self.decodes_ns)
+        if took_ns is not None and rows:
+            self.facts.steps.append((rows, positions, took_ns))
 
 
 def gather(records: Iterable[Record], sizes: Sizes) -> Facts:
@@ -174,7 +217,7 @@ def fit_engine(facts: Facts, block_tokens: int) -> FittedCost:
         read_ps=round(read_ns * 1000),
         row_ns=round(row_ns),
         copy_ns=copy_ns(facts, block_tokens),
-        launch_ns=round(launch_ns) + (round(median(facts.overheads)) if facts.overheads else 0),
+        launch_ns=round(launch_ns),
     )
 
 
@@ -184,15 +227,21 @@ def attended(start: int, length: int) -> int:
 
 
 def copy_ns(facts: Facts, block_tokens: int) -> int:
-    """What a block takes from memory into a row, from restores that read nothing."""
+    """What a block takes from memory into a row, from restores that read nothing. Where all have
+    read, their rate has it.
+    """
     copies = [
         ns * block_tokens // tokens for read, tokens, ns in facts.restores if tokens and not read
     ]
-    return round(median(copies)) if copies else FALLBACK_NS
+    if copies:
+        return round(median(copies))
+    return 0 if facts.restores else FALLBACK_NS
 
 
 def fit_disk(facts: Facts) -> DiskCost:
-    """The disk's cost: its rate while something was being written, and what is left of a save."""
+    """The disk's cost: its rate while something was being written, by however many writers, and
+    what is left of a save.
+    """
     write_rate = FALLBACK_BYTES_PER_S
     flush_ns = 0
     if facts.saves:
@@ -200,11 +249,24 @@ def fit_disk(facts: Facts) -> DiskCost:
         write_rate = max(1, sum(size for _, _, size in facts.saves) * 10**9 // max(1, busy_ns))
         rests = [end - begin - size * 10**9 // write_rate for begin, end, size in facts.saves]
         flush_ns = max(0, round(median(rests)))
-    reads = [(size, ns) for size, _, ns in facts.restores if size]
-    read_rate = FALLBACK_BYTES_PER_S
-    if reads:
-        read_rate = max(1, sum(size for size, _ in reads) * 10**9 // sum(ns for _, ns in reads))
-    return DiskCost(write_rate, read_rate, flush_ns)
+    return DiskCost(write_rate, read_rate(facts), flush_ns)
+
+
+def read_rate(facts: Facts) -> int:
+    """Bytes a second of the faster half of the restores: the others had to take turns with chunks
+    and steps, which is not the disk's doing, and is simulated.
+    """
+    reads = sorted(((size, ns) for size, _, ns in facts.restores if size), key=ns_per_byte)
+    fast = reads[: (len(reads) + 1) // 2]
+    if not fast:
+        return FALLBACK_BYTES_PER_S
+    return max(1, sum(size for size, _ in fast) * 10**9 // sum(ns for _, ns in fast))
+
+
+def ns_per_byte(read: tuple[int, int]) -> float:
+    """How slow a restore was."""
+    size, ns = read
+    return ns / size
 
 
 def covered_ns(spans: Sequence[tuple[int, int]]) -> int:
@@ -217,16 +279,19 @@ def covered_ns(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def least_squares(rows: Sequence[Sequence[float]], times: Sequence[int]) -> list[float]:
-    """Coefficients, none negative, that make the sum of the squared relative errors least. Terms
+    """Coefficients, none negative, that make the sum of the squared errors least, each relative to
+    the time or to the median, whichever is more: after one that was told late the next one looks as
+    if it had taken nothing. Terms
     that come out negative are left out, the most negative first (an active set); so are those that
     never vary, such as the rows where one was alone all the time: the first term has what they do.
     """
-    scale = np.asarray(times, dtype=np.float64)
+    recorded = np.asarray(times, dtype=np.float64)
+    scale = np.maximum(recorded, np.median(recorded))
     terms = np.asarray(rows, dtype=np.float64)
     matrix = terms / scale[:, None]
     kept = [0, *(i for i in range(1, terms.shape[1]) if np.ptp(terms[:, i]) > 0)]
     while True:
-        found = np.linalg.lstsq(matrix[:, kept], np.ones(len(times)), rcond=None)[0]
+        found = np.linalg.lstsq(matrix[:, kept], recorded / scale, rcond=None)[0]
         worst = int(np.argmin(found))
         if found[worst] >= 0 or len(kept) == 1:
             break
@@ -235,7 +300,7 @@ def least_squares(rows: Sequence[Sequence[float]], times: Sequence[int]) -> list
     for place, value in zip(kept, found, strict=True):
         coefficients[place] = max(0.0, float(value))
     fitted = float(np.sum(terms @ np.asarray(coefficients)))
-    factor = float(np.sum(scale)) / fitted if fitted else 1.0
+    factor = float(np.sum(recorded)) / fitted if fitted else 1.0
     return [coefficient * factor for coefficient in coefficients]
 
 
@@ -253,8 +318,7 @@ def check_fit(facts: Facts, block_tokens: int) -> FitError:
     """Fits to the first half of the facts and compares with the second."""
     first, second = facts.halves()
     cost = fit_engine(first, block_tokens)
-    extra_ns = round(median(first.overheads)) if first.overheads else 0
-    chunks = [(cost.chunk_ns(start, n) - extra_ns, ns) for start, n, ns in second.chunks]
+    chunks = [(cost.chunk_ns(start, n), ns) for start, n, ns in second.chunks]
     steps = [
         (cost.weights_ns + rows * cost.row_ns + positions * cost.read_ps // 1000, ns)
         for rows, positions, ns in second.steps

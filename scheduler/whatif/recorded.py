@@ -8,15 +8,19 @@ what follows the last whole block is the request's own.
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import sha256
-from random import Random
+from hashlib import shake_256
 
 from journal import events
-from journal.events import Limits, ModelFacts, Record
+from journal.events import AnyEvent, Limits, ModelFacts, Record
 
 LOWEST_TOKEN, HIGHEST_TOKEN = 32, 126
 """Token ids of invented prompts: printable characters."""
 
+NUM_LETTERS = HIGHEST_TOKEN - LOWEST_TOKEN + 1
+LETTERS = bytes(LOWEST_TOKEN + byte % NUM_LETTERS for byte in range(256))
+
+FAKE = "fake"
+"""The name of the model that computes nothing: what it saves is in no allocator of an engine."""
 
 Wish = (
     events.ClientGone
@@ -35,8 +39,9 @@ class NothingRecorded(Exception):
 class Recorded:
     """One request: when it came (after the first one), what it was like, and what came of it.
 
-    `num_output_tokens` is what it had put out when it ended, or when the journal does. `wishes` are
-    what its client and others wanted of it, each so long after its arrival.
+    `num_output_tokens` is what it had put out when it ended, or when the journal does; where it was
+    ended from outside, that does not tell how long it would have been. `wishes` are what its client
+    and others wanted of it, each so long after its arrival.
     """
 
     number: int
@@ -46,18 +51,36 @@ class Recorded:
     max_tokens: int | None
     received: events.RequestReceived
     num_output_tokens: int = 0
+    tells_length: bool = True
     hashes: tuple[str, ...] = ()
     wishes: list[tuple[int, Wish]] = field(default_factory=list[tuple[int, Wish]])
 
 
 @dataclass(slots=True)
+class Life:
+    """One run of the server, from its start: how long it took to load, when the last was heard of
+    it, and whether it was stopped. One that was not was killed.
+    """
+
+    began_ns: int = 0
+    load_ns: int = 0
+    ended_ns: int = 0
+    stops: bool = False
+
+
+@dataclass(slots=True)
 class Incident:
-    """What is taken from a journal. Sizes and limits are those of the first run that served."""
+    """What is taken from a journal. Sizes and limits are those of the first run; times are counted
+    from its start. `free_bytes`: what its disk had.
+    """
 
     model: ModelFacts
     limits: Limits
     configuration: dict[str, str | int | float | bool | None]
     requests: list[Recorded]
+    lives: list[Life]
+    free_bytes: int | None
+    policy_version: int
 
 
 class Reading:
@@ -69,36 +92,67 @@ class Reading:
         self.configuration: dict[str, str | int | float | bool | None] = {}
         self.requests: dict[str, Recorded] = {}
         self.numbers: dict[int, Recorded] = {}
-        self.began_ns: int | None = None
+        self.began_ns = 0
+        self.lives: list[Life] = []
+        self.free_bytes: int | None = None
+        self.policy_version = 0
 
     def take(self, record: Record) -> None:
         """One record."""
-        event = record.event
+        if isinstance(record.event, events.ServerStarted):
+            self.begin(record.at_ns, record.event)
+        if not self.lives:
+            return  # what a compacted journal carries from before
+        at_ns = record.at_ns - self.began_ns
+        self.lives[-1].ended_ns = at_ns
+        self.serve(at_ns, record.event)
+
+    def begin(self, at_ns: int, event: events.ServerStarted) -> None:
+        """A run. The first one counts, and where its times begin."""
+        if not self.lives:
+            self.began_ns = at_ns
+            self.model, self.limits = event.model, event.limits
+            self.configuration = event.configuration
+        self.policy_version = event.policy_version
+        self.lives.append(Life(began_ns=at_ns - self.began_ns))
+
+    def serve(self, at_ns: int, event: AnyEvent) -> None:
+        """What happens in a run."""
         match event:
-            case events.ServerStarted() if self.limits is None:
-                self.model, self.limits = event.model, event.limits
-                self.configuration = event.configuration
-            case events.EngineReady() if not self.requests:
-                self.model = event.model
+            case events.EngineReady():
+                self.lives[-1].load_ns = at_ns - self.lives[-1].began_ns
+                if not self.requests:
+                    self.model = event.model
+            case events.ServerStopping():
+                self.lives[-1].stops = True
+            case events.StoreMeasured() if self.free_bytes is None:
+                self.free_bytes = event.free_bytes
+            case _:
+                self.ask(at_ns, event)
+
+    def ask(self, at_ns: int, event: AnyEvent) -> None:
+        """What is told of requests."""
+        match event:
             case events.RequestReceived():
-                self.receive(record.at_ns, event)
+                self.receive(at_ns, event)
             case events.BlocksNamed():
                 self.name(event)
             case events.TokensDecoded():
                 self.decode(event)
+            case events.RequestCancelled() | events.RequestAborted():
+                if event.request_id in self.requests:
+                    self.requests[event.request_id].tells_length = False
             case _ if isinstance(event, Wish):
-                self.wish(record.at_ns, event)
+                self.wish(at_ns, event)
             case _:
                 pass
 
     def receive(self, at_ns: int, event: events.RequestReceived) -> None:
-        """A request, if the served model is the one that it was for."""
-        if self.began_ns is None:
-            self.began_ns = at_ns
+        """A request."""
         request = Recorded(
             number=event.number,
             request_id=event.request_id,
-            at_ns=at_ns - self.began_ns,
+            at_ns=at_ns,
             num_prompt_tokens=event.num_prompt_tokens,
             max_tokens=event.max_tokens,
             received=event,
@@ -120,8 +174,8 @@ class Reading:
     def wish(self, at_ns: int, event: Wish) -> None:
         """What somebody wanted of a request."""
         request = self.requests.get(event.request_id)
-        if request is not None and self.began_ns is not None:
-            request.wishes.append((at_ns - self.began_ns - request.at_ns, event))
+        if request is not None:
+            request.wishes.append((at_ns - request.at_ns, event))
 
 
 def incident_of(records: Iterable[Record]) -> Incident:
@@ -130,11 +184,18 @@ def incident_of(records: Iterable[Record]) -> Incident:
     for record in records:
         reading.take(record)
     if reading.model is None or reading.limits is None:
-        raise NothingRecorded("no run of a server is in this journal")
+        raise NothingRecorded("no start of a server is in this journal, or this part of one")
     if not reading.requests:
         raise NothingRecorded("no request is in this journal")
-    requests = list(reading.requests.values())
-    return Incident(reading.model, reading.limits, reading.configuration, requests)
+    return Incident(
+        reading.model,
+        reading.limits,
+        reading.configuration,
+        list(reading.requests.values()),
+        reading.lives,
+        reading.free_bytes,
+        reading.policy_version,
+    )
 
 
 def prompt_of(request: Recorded, block_tokens: int) -> "array[int]":
@@ -148,5 +209,4 @@ def prompt_of(request: Recorded, block_tokens: int) -> "array[int]":
 
 def drawn(name: str, num_tokens: int) -> list[int]:
     """Tokens that follow from a name."""
-    random = Random(sha256(name.encode()).digest())
-    return random.choices(range(LOWEST_TOKEN, HIGHEST_TOKEN + 1), k=num_tokens)
+    return list(shake_256(name.encode()).digest(num_tokens).translate(LETTERS))

@@ -1,70 +1,198 @@
-"""The recorded work once more, in virtual time, with settings of one's own."""
+"""Requests once more, or for the first time, in virtual time, with settings of one's own."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from statistics import median
 
 import msgspec
 
+from journal import events
 from journal.events import Record
 from scheduler.engine.base import StartRow
 from scheduler.parameters import RequestParameters, SamplingParameters
 from scheduler.settings import Settings
 from scheduler.simulation.engine import SimulatedEngine
 from scheduler.simulation.hardware import Hardware
+from scheduler.simulation.marks import Killed
 from scheduler.simulation.world import Stuck, World
 from scheduler.streams import Arrival
 from scheduler.whatif.fitting import Facts, Sizes, fit_disk, fit_engine
-from scheduler.whatif.recorded import Incident, Recorded, prompt_of
-from scheduler.whatif.totals import Totals, totals_of
+from scheduler.whatif.recorded import FAKE, Incident, Life, Recorded, Wish, prompt_of
+from scheduler.whatif.totals import Counting, End, Totals
 
-LIMIT_FACTOR = 100
-"""A what-if is given up when it takes so many times as long as the incident did."""
+NO_NEWS_NS = 3_600 * 10**9
+"""A what-if is given up when for so long nobody got a token or came to an end, and nothing came."""
 
-LEAST_LIMIT_NS = 3_600 * 10**9
+RETRY_NS = 1_000_000_000
+"""A client that finds the server away, or full, tries again after so long."""
+
+FORGET_EVERY = 4_096
+"""Turns of the simulation between two looks at what its journal need not keep any more."""
+
+Watch = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A request that comes at `at_ns`: what is sent is made when it is sent, since prompts are long
+    and there may be many. It puts out `num_output_tokens` where that is known. The wishes come so
+    long after it.
+    """
+
+    at_ns: int
+    arrival: Callable[[], Arrival]
+    num_output_tokens: int | None
+    wishes: Sequence[tuple[int, Wish]] = ()
+
+
+@dataclass
+class RerunWorld(World):
+    """A simulated server whose rows end as those of the requests did, and whose lives begin and end
+    as the recorded ones. `saves_elsewhere`: what it saves is not in its engine's allocator.
+    """
+
+    lives: Sequence[Life] = (Life(),)
+    saves_elsewhere: bool = False
+    outputs: dict[str, int] = field(default_factory=dict[str, int])
+
+    def begin(self) -> None:
+        """As `World.begin`; the weights take as long to load as they did in this life."""
+        super().begin()
+        let_rows_end(self.engine, self.outputs)
+        life = self.lives[min(self.nonce, len(self.lives)) - 1]
+        self.engine.free_ns = self.timeline.now_ns + life.load_ns
+        if self.saves_elsewhere:
+            self.engine.held_elsewhere = lambda: self.ballast_bytes
+
+    def end_life(self, life: Life, away_ns: int) -> None:
+        """It ends as it did, and is away for as long."""
+        self.downtime_ns = away_ns
+        if life.stops:
+            self.stop()
+        elif self.is_up:
+            raise Killed(power=False)
 
 
 class Rerun:
-    """One what-if. `run` it, then ask for its totals."""
+    """One what-if. `run` it, then ask for its totals. `refusal` is the first request that would not
+    fit if it were alone.
+    """
 
-    def __init__(self, incident: Incident, settings: Settings, hardware: Hardware) -> None:
-        self.incident = incident
-        self.world = World(settings, hardware, checks=False)
-        self.outputs: dict[str, int] = {}
-        limits = settings.kv.limits(hardware.facts)
-        self.block_tokens = 0 if limits is None else limits.block_tokens
-        self.own_block_tokens = recorded_block_tokens(incident)
-        let_rows_end(self.world.engine, self.outputs)
+    def __init__(self, coming: Iterable[Coming], world: RerunWorld) -> None:
+        self.coming = iter(coming)
+        self.world = world
+        self.news_ns = 0
+        self.num_taken = 0
+        self.counting = Counting()
+        self.refusal: events.RequestRejected | None = None
+        world.journal.note = self.note
 
-    def run(self) -> None:
-        """Everything that came in comes in again. Raises Stuck when it comes to no end."""
+    def note(self, record: Record) -> None:
+        """One record of the simulation."""
+        event = record.event
+        self.counting.take(record)
+        if isinstance(event, events.TokensDecoded | End):
+            self.expect(self.world.timeline.now_ns)
+        if isinstance(event, events.RequestRejected) and event.numbers and not self.refusal:
+            self.refusal = event
+
+    def expect(self, at_ns: int) -> None:
+        """Something goes on at this moment."""
+        self.news_ns = max(self.news_ns, at_ns)
+
+    def run(self, watch: Watch | None = None) -> None:
+        """Everything comes in. `watch` hears now and then how many have come. Raises Stuck when it
+        comes to no end.
+        """
         world = self.world
-        last_ns = 0
-        for request in self.incident.requests:
-            arrival = arrival_of(request, self.own_block_tokens)
-            self.outputs[request.request_id] = max(1, request.num_output_tokens)
-            world.plan(request.at_ns, partial(self.submit, arrival))
-            for after_ns, wish in request.wishes:
-                world.plan(request.at_ns + after_ns, partial(world.wish, wish))
-            last_ns = max(last_ns, request.at_ns)
-        limit_ns = max(LEAST_LIMIT_NS, LIMIT_FACTOR * last_ns)
+        self.plan_lives()
+        self.plan_next()
+        turns = 0
         while world.turn():
-            if world.timeline.now_ns > limit_ns:
-                raise Stuck(world.describe("no end within the time that an incident may take"))
+            turns += 1
+            if turns % FORGET_EVERY == 0:
+                self.forget()
+                if watch is not None:
+                    watch(self.num_taken)
+            if world.state.requests and world.timeline.now_ns > self.news_ns + NO_NEWS_NS:
+                raise Stuck(world.describe("nobody has got anything for an hour"))
         if world.state.requests:
             raise Stuck(world.describe("nothing happens any more"))
 
+    def plan_lives(self) -> None:
+        """Each recorded end of a life, if another one came after it."""
+        for life, following in pairwise(self.world.lives):
+            away_ns = max(0, following.began_ns - life.ended_ns)
+            self.expect(following.began_ns)
+            self.world.plan(life.ended_ns, partial(self.world.end_life, life, away_ns))
+
+    def plan_next(self) -> None:
+        """The next request, when it is time; one at a time, since there may be many."""
+        coming = next(self.coming, None)
+        if coming is not None:
+            self.expect(coming.at_ns)
+            self.world.plan(coming.at_ns, partial(self.come, coming))
+
+    def come(self, coming: Coming) -> None:
+        """A request comes in, and the next one is planned."""
+        arrival = coming.arrival()
+        if coming.num_output_tokens is not None:
+            self.world.outputs[arrival.request_id] = max(1, coming.num_output_tokens)
+        for after_ns, wish in coming.wishes:
+            self.expect(coming.at_ns + after_ns)
+            self.world.plan(coming.at_ns + after_ns, partial(self.world.wish, wish))
+        self.submit(arrival)
+        self.plan_next()
+
     def submit(self, arrival: Arrival) -> None:
-        """A request comes in. Where it is not taken it is not: that is what is to be seen."""
-        self.world.doors.submit(arrival)
+        """A request is sent until somebody takes it, or refuses it."""
+        if self.world.doors.submit(arrival) is not None:
+            self.num_taken += 1
+            return
+        self.world.plan(self.world.timeline.now_ns + RETRY_NS, partial(self.submit, arrival))
 
-    def records(self) -> list[Record]:
-        """All that the what-if's own journal holds."""
-        return list(self.world.journal.read())
+    def forget(self) -> None:
+        """What nothing will ask for any more."""
+        world = self.world
+        world.journal.forget(frozenset(r.request_id for r in world.state.requests.values()))
+        world.disk.unlinked.clear()  # a loss of power would bring them back, and there is none
 
-    def totals(self, wanted: frozenset[str] | None = None) -> Totals:
+    def totals(self) -> Totals:
         """What it came to."""
-        return totals_of(self.world.journal.read(), wanted)
+        return self.counting.totals()
+
+
+def rerun_of(
+    incident: Incident,
+    settings: Settings,
+    hardware: Hardware,
+    wanted: frozenset[str] | None = None,
+) -> Rerun:
+    """The recorded requests, by whose totals those that are wanted are counted."""
+    world = RerunWorld(
+        settings,
+        hardware,
+        checks=False,
+        lives=incident.lives,
+        saves_elsewhere=incident.model.name == FAKE,
+    )
+    rerun = Rerun(coming_of(incident), world)
+    rerun.counting.wanted = wanted
+    return rerun
+
+
+def coming_of(incident: Incident) -> Iterator[Coming]:
+    """The recorded requests, in the order in which they came."""
+    block_tokens = recorded_block_tokens(incident)
+    for request in incident.requests:
+        yield Coming(
+            request.at_ns,
+            partial(arrival_of, request, block_tokens),
+            request.num_output_tokens if request.tells_length else None,
+            request.wishes,
+        )
 
 
 def recorded_block_tokens(incident: Incident) -> int:
@@ -78,7 +206,7 @@ def arrival_of(request: Recorded, block_tokens: int) -> Arrival:
     received = request.received
     parameters = RequestParameters(
         route=received.route,
-        model="fake",
+        model=FAKE,
         created=1,
         stream=received.stream,
         sampling=SamplingParameters(seed=received.seed, ignore_end_of_turn=True),
@@ -100,7 +228,7 @@ def arrival_of(request: Recorded, block_tokens: int) -> Arrival:
 
 
 def let_rows_end(engine: SimulatedEngine, outputs: dict[str, int]) -> None:
-    """Each row ends after as many tokens as were recorded of it, whatever it may put out."""
+    """Each row ends after as many tokens as are known of it, whatever it may put out."""
     start_row = engine.start_row
 
     def start(command: StartRow) -> None:
@@ -131,4 +259,7 @@ def hardware_of(incident: Incident, facts: Facts) -> Hardware:
         need = round(median(facts.transients))
         model = msgspec.structs.replace(model, transient_bytes_per_token=need)
     engine = fit_engine(facts, max(1, recorded_block_tokens(incident)))
-    return Hardware(model, engine, fit_disk(facts))
+    hardware = Hardware(model, engine, fit_disk(facts))
+    if incident.free_bytes is not None:
+        hardware = replace(hardware, disk_bytes=incident.free_bytes)
+    return hardware

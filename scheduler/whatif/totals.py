@@ -2,6 +2,7 @@
 or a what-if.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -67,8 +68,8 @@ class Counting:
     arrived_ns: dict[str, int] = field(default_factory=dict[str, int])
     held_since_ns: dict[str, int] = field(default_factory=dict[str, int])
     token_ns: dict[int, int] = field(default_factory=dict[int, int])
-    first_token_ns: list[int] = field(default_factory=list[int])
-    gaps_ns: list[int] = field(default_factory=list[int])
+    first_token_ms: Counter[int] = field(default_factory=Counter[int])
+    gaps_ms: Counter[int] = field(default_factory=Counter[int])
     held_ns: int = 0
     last_end_ns: int = 0
     peak_bytes: int | None = None
@@ -116,10 +117,10 @@ class Counting:
             before_ns = self.token_ns.get(number)
             name = self.names[number]
             if before_ns is not None:
-                self.gaps_ns.append(at_ns - before_ns)
+                self.gaps_ms[(at_ns - before_ns) // NS_PER_MS] += 1
             elif f"first:{name}" not in self.counts:
                 self.counts[f"first:{name}"] = 1
-                self.first_token_ns.append(at_ns - self.arrived_ns[name])
+                self.first_token_ms[(at_ns - self.arrived_ns[name]) // NS_PER_MS] += 1
             self.token_ns[number] = at_ns
 
     def ended(self, at_ns: int, event: End) -> None:
@@ -148,10 +149,10 @@ class Counting:
             pauses=self.counts.get("pauses", 0),
             held_ms=self.held_ns // NS_PER_MS,
             total_ms=max(0, self.last_end_ns - began_ns) // NS_PER_MS,
-            first_token_p50_ms=percentile_ms(self.first_token_ns, 50),
-            first_token_p99_ms=percentile_ms(self.first_token_ns, 99),
-            gap_p99_ms=percentile_ms(self.gaps_ns, 99),
-            gap_max_ms=percentile_ms(self.gaps_ns, 100),
+            first_token_p50_ms=percentile(self.first_token_ms, 50),
+            first_token_p99_ms=percentile(self.first_token_ms, 99),
+            gap_p99_ms=percentile(self.gaps_ms, 99),
+            gap_max_ms=percentile(self.gaps_ms, 100),
             peak_bytes=self.peak_bytes,
             hit_tokens=self.counts.get("hits", 0),
             prefilled_tokens=self.counts.get("prefilled", 0),
@@ -167,10 +168,11 @@ def totals_of(records: Iterable[Record], wanted: frozenset[str] | None = None) -
     return counting.totals()
 
 
-def percentile_ms(values_ns: list[int], percent: int) -> int | None:
+def percentile(counts: Counter[int], percent: int) -> int | None:
     """The smallest value that so many in a hundred do not exceed."""
-    if not values_ns:
-        return None
-    ordered = sorted(values_ns)
-    place = max(0, -(-len(ordered) * percent // 100) - 1)
-    return ordered[place] // NS_PER_MS
+    left = -(-counts.total() * percent // 100)
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    return None

@@ -14,7 +14,7 @@ from scheduler.simulation.world import World
 from scheduler.whatif.configuration import parse_changes, settings_of
 from scheduler.whatif.fitting import Facts, Sizes, check_fit, fit_disk, fit_engine, gather
 from scheduler.whatif.recorded import NothingRecorded, incident_of, prompt_of
-from scheduler.whatif.rerun import Rerun, hardware_of, sizes_of
+from scheduler.whatif.rerun import hardware_of, rerun_of, sizes_of
 from scheduler.whatif.totals import Totals, totals_of
 from tests.loop_driver import settings_of as small_server
 
@@ -115,7 +115,7 @@ def test_unchanged_settings_give_the_recorded_totals(records: list[Record]) -> N
 def rerun(records: list[Record], changes: dict[str, object]) -> Totals:
     incident = incident_of(records)
     facts = gather(records, sizes_of(incident))
-    again = Rerun(incident, settings_of(incident, changes), hardware_of(incident, facts))
+    again = rerun_of(incident, settings_of(incident, changes), hardware_of(incident, facts))
     again.run()
     return again.totals()
 
@@ -158,7 +158,7 @@ def test_settings_are_the_recorded_ones_with_the_changes(records: list[Record]) 
 
 
 def test_a_journal_without_requests_is_nothing_to_start_from() -> None:
-    with pytest.raises(NothingRecorded, match="no run"):
+    with pytest.raises(NothingRecorded, match="no start"):
         incident_of([])
     world = recorded_world("21GB", num_requests=0)
     with pytest.raises(NothingRecorded, match="no request"):
@@ -169,22 +169,43 @@ def step(at_ns: int, event: AnyEvent) -> Record:
     return Record(1, 1, 1, "fact", at_ns, event)
 
 
-def decoded(at_ns: int, batch: int = 1) -> Record:
-    event = events.TokensDecoded(batch=batch, numbers=(1,), counts=(1,), ended=(), duration_ns=1)
+def decoded(at_ns: int) -> Record:
+    event = events.TokensDecoded(batch=1, numbers=(1,), counts=(1,), ended=(), duration_ns=1)
     return step(at_ns, event)
 
 
-def test_two_steps_with_a_chunk_between_them_tell_nothing_of_steps() -> None:
-    chunk = events.PrefillChunkDone(
-        request_id="req_2",
-        chunk=1,
-        start=0,
-        length=10,
-        duration_ns=700,
-        peak_bytes=0,
-        active_bytes=0,
+def test_work_takes_from_the_end_of_what_came_before_it_or_from_when_it_came() -> None:
+    batch = events.BatchChanged(batch=1, numbers=(1,), joined=(1,), left=())
+    planned = events.PrefillChunkPlanned(request_id="r", number=2, chunk=1, start=0, length=10)
+    done = events.PrefillChunkDone(
+        request_id="r", chunk=1, start=0, length=10, duration_ns=5, peak_bytes=70, active_bytes=0
     )
-    told = [decoded(1_000), decoded(1_100), step(1_850, chunk), decoded(1_900), decoded(2_050)]
-    facts = gather([*told, decoded(2_100, batch=2)], SIZES)
-    assert [ns for _, _, ns in facts.steps] == [100, 150]
-    assert facts.chunks == [(0, 10, 700)]
+    told = [step(500, planned), step(800, done), step(900, batch), decoded(1_000), decoded(1_110)]
+    told += [step(1_120, planned), step(1_850, done), decoded(1_970)]
+    facts = gather(told, SIZES)
+    assert facts.chunks == [(0, 10, 300), (0, 10, 730)]
+    assert [ns for _, _, ns in facts.steps] == [100, 110, 120]
+    assert facts.transients == [7, 7]
+
+
+def test_nothing_is_taken_while_a_row_is_filled_and_nothing_of_the_time_before_a_start(
+    records: list[Record],
+) -> None:
+    batch = events.BatchChanged(batch=1, numbers=(1,), joined=(1,), left=())
+    resumed = next(r.event for r in records if isinstance(r.event, events.ResumeStarted))
+    restored = next(
+        r.event
+        for r in records
+        if isinstance(r.event, events.ChainRestored) and r.event.request_id == resumed.request_id
+    )
+    started = next(r.event for r in records if isinstance(r.event, events.ServerStarted))
+    told = [step(0, batch), decoded(100), step(110, resumed), decoded(900), step(950, restored)]
+    told += [decoded(1_000), decoded(1_100), step(2_000, started), decoded(9_000)]
+    told += [step(9_500, batch), decoded(9_700)]
+    assert [ns for _, _, ns in gather(told, SIZES).steps] == [100, 100, 200]
+
+
+def test_slow_restores_took_turns_and_say_nothing_of_the_disk() -> None:
+    facts = Facts(restores=[(1000, 0, 1000), (2000, 0, 2000), (1000, 0, 900_000)])
+    assert fit_disk(facts).read_bytes_per_s == 10**9
+    assert fit_engine(facts, 64).copy_ns == 0
