@@ -73,8 +73,8 @@ def asked_of(random: Random) -> Asked:
 
 @cache
 def crowded() -> tuple[Record, ...]:
-    """At least `MANY` events: hundreds of requests, some held, some without a client, and two deaths
-    of the server.
+    """At least `MANY` events: hundreds of requests, some held, some without a client, and two
+    deaths of the server.
     """
     random = Random(7)
     settings = settings_under(
