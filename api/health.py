@@ -20,7 +20,7 @@ from scheduler.service import Readiness
 router = APIRouter()
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(api: CurrentApi) -> Response:
     """The process answers: 200, with what it runs. It says nothing about the work: see /ready."""
     service, served = api.service, api.service.served
@@ -74,7 +74,7 @@ def journal_object(path: Path, metrics: SchedulerMetrics) -> dict[str, object]:
     }
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(api: CurrentApi) -> Response:
     """200 if requests are taken and worked on; 503 while the model loads, while the server stops,
     and when work waits and the last step is too old. Its age is in the answer, and whether KV is

@@ -80,6 +80,8 @@ def position_asked(request: Request) -> int | None:
     by_header = None if text is None else whole_position(text)
     if AFTER not in request.query_params:
         return by_header
+    if len(set(request.query_params.getlist(AFTER))) > 1:
+        raise invalid(AFTER, "it is given twice, and differs")
     after = whole_number(request, AFTER, 0, MOST)
     if by_header not in (None, after):
         raise invalid(AFTER, f"it says {after}, and the header {LAST_EVENT_ID} says {by_header}")

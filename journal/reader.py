@@ -52,6 +52,8 @@ class JournalReader:
         with reader.transaction() as run:
             found = schema_of(run)
             refuse_foreign(run, file, found)
+        if found is None:
+            raise JournalError(f"{file}: is empty, no server has begun to write it")
         if found != SCHEMA:
             raise JournalError(
                 f"{file}: has schema {found}, this release reads {SCHEMA}; `fermata serve` upgrades"

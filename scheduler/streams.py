@@ -10,6 +10,7 @@ asks.
 """
 
 import asyncio
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -119,6 +120,7 @@ class RequestStream:
     cut: bool = False
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     num_clients: int = 0
+    ended_ns: int = 0
     joined: "RequestStream | None" = None
 
     @property
@@ -194,7 +196,8 @@ class StreamHub:
 
     The loop thread calls `stage` and `flush`; everything else is the asyncio thread's. `call_soon`
     hands a call over to that thread (`loop.call_soon_threadsafe`). `wish` is told when the last
-    client of an open request has left, and when one has come.
+    client of an open request has left, and when one has come, also to an answer that is whole.
+    `retention_ns`: how long answers are kept; null: as long as there is room.
     """
 
     def __init__(self, max_lingering: int) -> None:
@@ -203,6 +206,7 @@ class StreamHub:
         self.open: dict[str, RequestStream] = {}
         self.ended: OrderedDict[str, RequestStream] = OrderedDict()
         self.max_lingering = max_lingering
+        self.retention_ns: int | None = None
         self.staged: dict[str, StreamUpdate] = {}
 
     def add(self, stream: RequestStream) -> None:
@@ -211,8 +215,17 @@ class StreamHub:
         self.open[stream.request_id] = stream
 
     def find(self, request_id: str) -> RequestStream | None:
-        """The stream in memory, open or ended a while ago."""
+        """The stream in memory, open or ended a while ago, as long as answers are kept."""
+        self.forget_old()
         return self.open.get(request_id) or self.ended.get(request_id)
+
+    def forget_old(self) -> None:
+        """What is not kept any more is not in memory either."""
+        if self.retention_ns is None:
+            return
+        since_ns = time.monotonic_ns() - self.retention_ns
+        while self.ended and next(iter(self.ended.values())).ended_ns <= since_ns:
+            self.ended.popitem(last=False)
 
     def follow(self, stream: RequestStream) -> None:
         """One client more reads the stream, until it leaves."""
@@ -227,6 +240,8 @@ class StreamHub:
         num_before = stream.num_clients
         stream.num_clients += change
         assert stream.num_clients >= 0, f"more clients leave {stream.request_id} than came"
+        if stream.end is not None and num_before == 0 and change > 0:
+            self.wish(ClientAttached(request_id=stream.request_id))  # it may have had none so far
         if not stream.is_open:
             return
         if stream.num_clients == 0:
@@ -278,6 +293,7 @@ class StreamHub:
         del self.open[stream.request_id]
         if isinstance(stream.judgement, Rejected | Joined):
             return
+        stream.ended_ns = time.monotonic_ns()
         self.ended[stream.request_id] = stream
         while len(self.ended) > self.max_lingering:
             self.ended.popitem(last=False)

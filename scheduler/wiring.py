@@ -10,7 +10,7 @@ from scheduler.kvcache.pointed_files import default_files
 from scheduler.recovery import recover
 from scheduler.run import Run
 from scheduler.service import Service
-from scheduler.settings import Settings
+from scheduler.settings import NS_PER_S, Settings
 
 
 def build(settings: Settings, source: ModelSource) -> Service:
@@ -29,6 +29,7 @@ def build(settings: Settings, source: ModelSource) -> Service:
         undo.callback(journal.close)
         secret = load_key(settings.state / KEY_FILE, default_files()).secret
         recovered = recover(journal, settings.requests.max_lingering)
+        recovered.hub.retention_ns = settings.requests.retention_s * NS_PER_S
         history = History.open(journal.file)
         undo.pop_all()
     run = Run(settings, source, journal, recovered)

@@ -88,8 +88,19 @@ def test_of_what_does_not_go_on_nothing_is_told(way: str) -> None:
     else:
         counted.judged("a", REJECTED)
     counted.hub.leave(stream)
-    counted.hub.follow(stream)
     assert counted.told == []
+    counted.hub.follow(stream)
+    assert counted.told == (["+a"] if way == "ended" else []), "a whole answer finds its reader"
+
+
+def test_who_comes_for_a_whole_answer_is_told() -> None:
+    counted = Counted()
+    stream = stream_of("req_a")
+    counted.hub.add(stream)
+    counted.ended("a")
+    counted.hub.follow(stream)
+    counted.hub.leave(stream)
+    assert counted.told == ["+a"], "it may have had no client until now"
 
 
 def test_who_leaves_before_it_is_judged_is_missed() -> None:

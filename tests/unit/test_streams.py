@@ -158,6 +158,25 @@ def test_ended_streams_stay_for_late_readers_up_to_a_bound() -> None:
     assert not hub.open
 
 
+def test_ended_streams_stay_as_long_as_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr("scheduler.streams.time.monotonic_ns", lambda: now[0])
+    hub = StreamHub(max_lingering=8)
+    hub.retention_ns = 10
+    for moment, name in ((1, "a"), (5, "b")):
+        now[0] = moment
+        hub.add(stream_of(name))
+        send(hub, name, 1, end=END)
+    now[0] = 10
+    assert hub.find("a") is not None
+    now[0] = 11
+    assert hub.find("a") is None
+    assert hub.find("b") is not None
+    now[0] = 15
+    assert hub.find("b") is None
+    assert not hub.ended
+
+
 def test_nothing_follows_an_end() -> None:
     stream = stream_of()
     hub = StreamHub(max_lingering=8)
