@@ -6,6 +6,7 @@ of commands have modules of their own: cli_bench.py and cli_journal.py.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -67,6 +68,8 @@ def serve(
     config: ConfigOption = None,
 ) -> None:
     """Serve a model over HTTP until SIGINT or SIGTERM."""
+    # Until the server looks after signals, there is nothing that an end could leave half done.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from tools import serve as command
 
     overrides = served(model, state, host, port, ceiling)
