@@ -1,8 +1,10 @@
 """Histories as files: journals as a server writes them, with nothing of what was asked or said."""
 
+import shutil
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+import tempfile
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from journal.events import Decision, Fact, Record, ServerStarted, TokensDecoded
+from journal.files import journal_file
 from journal.journal import Journal
 from journal.reader import JournalReader
 from journal.tokens import ID_BYTES, SideRows, StepTokens
@@ -28,9 +31,19 @@ def history_files() -> list[Path]:
 
 
 def read(file: Path) -> list[Record]:
-    """All records of a history."""
-    with JournalReader.open(file) as reader:
+    """All records of a history, which may have been recorded under an older schema."""
+    with upgraded(file) as copy, JournalReader.open(copy) as reader:
         return list(reader.read())
+
+
+@contextmanager
+def upgraded(file: Path) -> Generator[Path, None, None]:
+    """A copy in the schema of this release: a history stays as it was recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "journal.db"
+        shutil.copyfile(journal_file(file), copy)
+        Journal.open(copy).close()
+        yield copy
 
 
 def keep(records: Iterable[Record], file: Path) -> None:
