@@ -1,25 +1,28 @@
 """Typed readers over the SQL views. journal/views.md explains each column."""
 
 from collections.abc import Iterator
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from journal.figures import (
     Adoption,
     BlockFigures,
-    CacheHits,
     CacheMiss,
-    HeldTimes,
+    DiskWrite,
     MinuteFigures,
     Orphan,
     Pause,
+    Phase,
     Pin,
     PinnedBlock,
     Reading,
     Rejection,
     RequestFigures,
     RunFigures,
+    Wait,
 )
 from journal.reader import JournalReader
+from journal.span import ALWAYS, Span, Unit
 
 BATCH_ROWS = 1_000
 
@@ -36,45 +39,55 @@ Figures = TypeVar(
     Orphan,
     Adoption,
     Reading,
+    Phase,
+    Wait,
+    DiskWrite,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _View(Generic[Figures]):
+    """`key` names the columns that order the rows, and `after` has values of these before all that
+    occur. Of a span, rows are shown whose time `at` is within it.
+    """
+
+    cls: type[Figures]
+    name: str
+    key: str
+    after: tuple[int | str, ...]
+    at: str = ""
+    unit: Unit = "ms"
 
 
 def requests(reader: JournalReader) -> Iterator[RequestFigures]:
     """All requests, in the order of arrival."""
-    return _rows(reader, RequestFigures, "requests", "number", (0,))
+    return _rows(reader, _View(RequestFigures, "requests", "number", (0,)))
 
 
 def runs(reader: JournalReader) -> Iterator[RunFigures]:
     """All runs, the oldest first."""
-    return _rows(reader, RunFigures, "runs", "run_id", (0,))
+    return _rows(reader, _View(RunFigures, "runs", "run_id", (0,)))
 
 
-def throughput(reader: JournalReader) -> Iterator[MinuteFigures]:
+def throughput(reader: JournalReader, span: Span = ALWAYS) -> Iterator[MinuteFigures]:
     """All minutes in which something happened, the oldest first."""
-    return _rows(reader, MinuteFigures, "throughput", "minute_at", ("",))
+    key = "minute_at"
+    return _rows(reader, _View(MinuteFigures, "throughput", key, ("",), key, "minute"), span)
 
 
 def rejections(reader: JournalReader) -> Iterator[Rejection]:
     """All rejected requests, in the order of arrival."""
-    return _rows(reader, Rejection, "rejections", "number", (0,))
+    return _rows(reader, _View(Rejection, "rejections", "number", (0,)))
 
 
-def cache_misses(reader: JournalReader) -> Iterator[CacheMiss]:
+def cache_misses(reader: JournalReader, span: Span = ALWAYS) -> Iterator[CacheMiss]:
     """All requests that were admitted, in the order of arrival."""
-    return _rows(reader, CacheMiss, "cache_misses", "number", (0,))
-
-
-def cache_hits(reader: JournalReader) -> list[CacheHits]:
-    """All hours and models, the oldest first: one read, since the view is a sum over requests."""
-    names = ", ".join(CacheHits.__struct_fields__)
-    query = f"SELECT {names} FROM cache_hits ORDER BY hour_at, model_fingerprint"
-    with reader.transaction() as run:
-        return [CacheHits(*row) for row in run(query).fetchall()]
+    return _rows(reader, _View(CacheMiss, "cache_misses", "number", (0,), "received_at"), span)
 
 
 def blocks(reader: JournalReader) -> Iterator[BlockFigures]:
     """All blocks, in the order of their hashes."""
-    return _rows(reader, BlockFigures, "blocks", "hash", ("",))
+    return _rows(reader, _View(BlockFigures, "blocks", "hash", ("",)))
 
 
 def block(reader: JournalReader, name: str) -> BlockFigures | None:
@@ -85,25 +98,14 @@ def block(reader: JournalReader, name: str) -> BlockFigures | None:
     return None if row is None else BlockFigures(*row)
 
 
-def pauses(reader: JournalReader) -> Iterator[Pause]:
+def pauses(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Pause]:
     """All pauses, in the order in which they began."""
-    return _rows(reader, Pause, "pauses", "pause_seq", (0,))
-
-
-def held_times(reader: JournalReader) -> HeldTimes:
-    """Percentiles of the time that requests were held, by the nearest rank."""
-    over = "FROM pauses WHERE held_ms IS NOT NULL"
-    with reader.transaction() as run:
-        count: int = run(f"SELECT count(*) {over}").scalar_one()
-        query = f"SELECT held_ms {over} ORDER BY held_ms LIMIT 1 OFFSET ?"
-        ranks = [-(-count * percent // 100) - 1 for percent in (50, 90, 99, 100)]
-        times = [run(query, (max(0, rank),)).scalar() for rank in ranks]
-    return HeldTimes(count, *times)
+    return _rows(reader, _View(Pause, "pauses", "pause_seq", (0,), "started_at"), span)
 
 
 def pins(reader: JournalReader) -> Iterator[Pin]:
     """What is pinned now, by the number of the request."""
-    return _rows(reader, Pin, "pins", "number", (0,))
+    return _rows(reader, _View(Pin, "pins", "number", (0,)))
 
 
 def pinned_blocks(reader: JournalReader) -> list[PinnedBlock]:
@@ -114,42 +116,53 @@ def pinned_blocks(reader: JournalReader) -> list[PinnedBlock]:
     return [PinnedBlock(*row) for row in rows]
 
 
-def orphans(reader: JournalReader) -> Iterator[Orphan]:
+def orphans(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Orphan]:
     """Each time that a request lost its client, in the order of these times."""
-    return _rows(reader, Orphan, "orphans", "lost_seq, number", (0, 0))
-
-
-def orphan_ends(reader: JournalReader) -> dict[str, int]:
-    """How often what became of a request that had lost its client, by `outcome`."""
-    query = "SELECT outcome, count(*) FROM orphans GROUP BY outcome ORDER BY outcome"
-    with reader.transaction() as run:
-        return {row[0]: row[1] for row in run(query).fetchall()}
+    return _rows(reader, _View(Orphan, "orphans", "lost_seq, number", (0, 0), "orphaned_at"), span)
 
 
 def adoptions(reader: JournalReader) -> Iterator[Adoption]:
     """Each adoption, the oldest first."""
-    return _rows(reader, Adoption, "adoptions", "seq", (0,))
+    return _rows(reader, _View(Adoption, "adoptions", "seq", (0,)))
 
 
-def memory(reader: JournalReader) -> Iterator[Reading]:
+def memory(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Reading]:
     """All readings whose events are still there, the oldest first."""
-    return _rows(reader, Reading, "memory", "seq", (0,))
+    return _rows(reader, _View(Reading, "memory", "seq", (0,), "sampled_at"), span)
 
 
-def _rows(
-    reader: JournalReader, cls: type[Figures], view: str, key: str, after: tuple[int | str, ...]
-) -> Iterator[Figures]:
-    """The rows of a view in batches, each in a transaction of its own. `key` names the columns
-    that order them, and `after` has values of these before all that occur.
-    """
-    names = ", ".join(cls.__struct_fields__)
-    marks = ", ".join("?" for _ in after)
-    query = f"SELECT {names} FROM {view} WHERE ({key}) > ({marks}) ORDER BY {key} LIMIT ?"
+def phases(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Phase]:
+    """All phases of all requests that began in the span, in this order."""
+    return _rows(reader, _View(Phase, "phases", "seq, number", (0, 0), "began_at"), span)
+
+
+def waits(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Wait]:
+    """Each time that a request waited or was held, in the order in which they began."""
+    return _rows(reader, _View(Wait, "waits", "seq, number", (0, 0), "began_at"), span)
+
+
+def disk_writes(reader: JournalReader, span: Span = ALWAYS) -> Iterator[DiskWrite]:
+    """All files that were written and whose events are still there, the oldest first."""
+    return _rows(reader, _View(DiskWrite, "disk_writes", "seq", (0,), "written_at"), span)
+
+
+def _rows(reader: JournalReader, view: _View[Figures], span: Span = ALWAYS) -> Iterator[Figures]:
+    """The rows of a view in batches, each in a transaction of its own."""
+    names = ", ".join(view.cls.__struct_fields__)
+    marks = ", ".join("?" for _ in view.after)
+    within, ends = "", ()
+    if span != ALWAYS:
+        within, ends = f"AND {view.at} BETWEEN ? AND ?", span.texts(view.unit)
+    query = (
+        f"SELECT {names} FROM {view.name} WHERE ({view.key}) > ({marks}) {within}"
+        f" ORDER BY {view.key} LIMIT ?"
+    )
+    after = view.after
     while True:
         with reader.transaction() as run:
-            rows = run(query, (*after, BATCH_ROWS)).fetchall()
+            rows = run(query, (*after, *ends, BATCH_ROWS)).fetchall()
         if not rows:
             return
-        batch = [cls(*row) for row in rows]
+        batch = [view.cls(*row) for row in rows]
         yield from batch
-        after = tuple(getattr(batch[-1], name) for name in key.split(", "))
+        after = tuple(getattr(batch[-1], name) for name in view.key.split(", "))

@@ -32,7 +32,7 @@ from journal.moments import bounds
 from journal.queries import event_columns, select_rows
 from journal.reader import JournalReader
 from journal.rebuild import Base, Rebuild, load_base
-from journal.rows import Changes, OrphanRow, PauseRow
+from journal.rows import Changes, OrphanRow, PauseRow, PhaseRow
 from journal.statements import INSERT_BLOCK, INSERT_EVENT, INSERT_PARAMETERS, INSERT_TOKEN_IDS
 from journal.tables import SCHEMA
 from journal.tokens import pack_ids, pack_logprobs
@@ -210,6 +210,8 @@ class Writer:
             pauses={row.pause_seq: row for row in rows.pauses},
             pins={row.number: row for row in rows.pins},
             orphans={(row.lost_seq, row.number): row for row in rows.orphans},
+            phases={(row.seq, row.number): row for row in rows.phases},
+            plans={(row.hash, row.part): row for row in rows.plans},
         )
         write_changes(self.run, changes)
         for block in base.blocks:
@@ -221,6 +223,7 @@ class Writer:
         numbers = sorted(row.number for row in base.rows.requests)
         open_pauses = {row.pause_seq for row in base.rows.pauses}
         open_orphans = {(row.lost_seq, row.number) for row in base.rows.orphans}
+        open_phases = {(row.seq, row.number) for row in base.rows.phases}
         with self.reader.transaction() as source:
             for number in numbers:
                 key = (number, last_seq)
@@ -228,12 +231,17 @@ class Writer:
                 pauses = select_rows(source, tables.pause, PauseRow, where, key)
                 where = "WHERE number = ? AND lost_seq <= ?"
                 orphans = select_rows(source, tables.orphan, OrphanRow, where, key)
+                where = "WHERE number = ? AND seq <= ?"
+                phases = select_rows(source, tables.phase, PhaseRow, where, key)
                 past = Changes(
                     pauses={r.pause_seq: r for r in pauses if r.pause_seq not in open_pauses},
                     orphans={
                         (r.lost_seq, r.number): r
                         for r in orphans
                         if (r.lost_seq, r.number) not in open_orphans
+                    },
+                    phases={
+                        (r.seq, r.number): r for r in phases if (r.seq, r.number) not in open_phases
                     },
                 )
                 write_changes(self.run, past)

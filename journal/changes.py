@@ -6,11 +6,15 @@ from journal.blocks import statement_of
 from journal.database import Run
 from journal.rows import Changes
 from journal.statements import (
+    DELETE_DISK_PLAN,
     DELETE_PIN,
     PUT_ADOPTION,
+    PUT_DISK_PLAN,
+    PUT_DISK_WRITE,
     PUT_MINUTE,
     PUT_ORPHAN,
     PUT_PAUSE,
+    PUT_PHASE,
     PUT_PIN,
     PUT_REQUEST,
     PUT_RUN,
@@ -28,6 +32,8 @@ def write_changes(run: Run, changes: Changes) -> None:
         (PUT_SAMPLE, changes.samples),
         (PUT_ORPHAN, changes.orphans),
         (PUT_ADOPTION, changes.adoptions),
+        (PUT_PHASE, changes.phases),
+        (PUT_DISK_WRITE, changes.writes),
     ):
         if rows:
             run(statement, [msgspec.structs.astuple(row) for row in rows.values()])
@@ -36,5 +42,10 @@ def write_changes(run: Run, changes: Changes) -> None:
             run(DELETE_PIN, (number,))
         else:
             run(PUT_PIN, msgspec.structs.astuple(pin))
+    for key, plan in changes.plans.items():
+        if plan is None:
+            run(DELETE_DISK_PLAN, key)
+        else:
+            run(PUT_DISK_PLAN, msgspec.structs.astuple(plan))
     for change in changes.blocks:
         run(*statement_of(change))

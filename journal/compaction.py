@@ -47,9 +47,13 @@ _COPIED_TABLES = (
     "pin",
     "orphan",
     "adoption",
+    "phase",
+    "disk_plan",
     "alembic_version",
 )
-_EMPTY_TABLES = ("events", "step_tokens", "snapshots", "carried_rows", "memory_sample")
+_HISTORY_TABLES = ("memory_sample", "disk_write")
+"""Each row goes with its event: it is history, of which nothing is open."""
+_EMPTY_TABLES = ("events", "step_tokens", "snapshots", "carried_rows", *_HISTORY_TABLES)
 
 
 def compaction_point(run: Run, at_ns: int, keep_ns: int, keep_bytes: int) -> int | None:
@@ -159,9 +163,9 @@ class Compaction:
                 self._run(f"INSERT INTO {table} SELECT * FROM old.{table}")
             snapshots = "INSERT INTO snapshots SELECT * FROM old.snapshots WHERE seq >= ?"
             self._run(snapshots, (self._first.seq,))
-            # A reading goes with its event: it is history, of which nothing is open.
-            samples = "INSERT INTO memory_sample SELECT * FROM old.memory_sample WHERE seq > ?"
-            self._run(samples, (self._first.seq,))
+            for table in _HISTORY_TABLES:
+                history = f"INSERT INTO {table} SELECT * FROM old.{table} WHERE seq > ?"
+                self._run(history, (self._first.seq,))
             query = (
                 "SELECT sql FROM old.sqlite_master WHERE sql IS NOT NULL AND type <> 'table'"
                 " ORDER BY CASE type WHEN 'view' THEN 1 ELSE 0 END"

@@ -294,13 +294,91 @@ class Reading(msgspec.Struct, frozen=True):
     active_share: float | None
 
 
+class Phase(msgspec.Struct, frozen=True):
+    """A row of the view `phases`."""
+
+    seq: int
+    number: int
+    request_id: str
+    run_id: int
+    phase: str
+    began_at: str
+    ended_at: str | None
+    phase_ms: int | None
+    next_phase: str | None
+    num_waiting: int
+    num_rows: int
+    num_held: int
+    ended_seq: int | None
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A row of the view `waits`."""
+
+    seq: int
+    number: int
+    request_id: str
+    phase: str
+    began_at: str
+    ended_at: str | None
+    wait_ms: int | None
+    next_phase: str | None
+    num_waiting: int
+    num_rows: int
+    num_held: int
+    num_deferrals: int
+    block_of_id: str | None
+    room_from_id: str | None
+    room_from_phase: str | None
+    held_first_id: str | None
+
+
+class DiskWrite(msgspec.Struct, frozen=True):
+    """A row of the view `disk_writes`."""
+
+    seq: int
+    run_id: int
+    written_at: str
+    number: int | None
+    request_id: str | None
+    part: str
+    reason: str
+    outcome: str
+    saved_bytes: int
+    write_ms: float | None
+
+
+class FirstTokens(msgspec.Struct, frozen=True):
+    """A row of the view `first_tokens`."""
+
+    hour_at: str
+    num_requests: int
+    p50_ms: int
+    p90_ms: int
+    p99_ms: int
+    max_ms: int
+
+
 class HeldTimes(msgspec.Struct, frozen=True):
-    """How long requests were held, over the pauses that are over: of each percentile the smallest
-    time that so many percent of them did not exceed. Without any they are null.
+    """A row of the view `held_times`: of each percentile the smallest time that so many percent of
+    the pauses did not exceed.
     """
 
+    reason: str
     num_pauses: int
-    p50_ms: int | None
-    p90_ms: int | None
-    p99_ms: int | None
-    max_ms: int | None
+    p50_ms: int
+    p90_ms: int
+    p99_ms: int
+    max_ms: int
+    held_ms: int
+
+
+class MissCause(msgspec.Struct, frozen=True):
+    """A row of the view `miss_causes`."""
+
+    parted_because: str | None
+    num_requests: int
+    num_prompt_tokens: int
+    num_found_tokens: int
+    num_prefilled_tokens: int
+    waited_for_blocks_ms: int

@@ -16,9 +16,11 @@ from journal.queries import Output
 from journal.rows import (
     AdoptionRow,
     Changes,
+    DiskWriteRow,
     MinuteRow,
     OrphanRow,
     PauseRow,
+    PhaseRow,
     PinRow,
     RequestRow,
     RunRow,
@@ -45,6 +47,8 @@ class MemoryJournal(Positioned):
         self.samples: dict[int, SampleRow] = {}
         self.orphans: dict[tuple[int, int], OrphanRow] = {}
         self.adoptions: dict[int, AdoptionRow] = {}
+        self.phases: dict[tuple[int, int], PhaseRow] = {}
+        self.writes: dict[int, DiskWriteRow] = {}
         self._records: list[Record] = []
         self._prompts: dict[str, bytes] = {}
         self._parameters: dict[str, bytes] = {}
@@ -95,6 +99,8 @@ class MemoryJournal(Positioned):
         self.samples.update(changes.samples)
         self.orphans.update(changes.orphans)
         self.adoptions.update(changes.adoptions)
+        self.phases.update(changes.phases)
+        self.writes.update(changes.writes)
         for number, pin in changes.pins.items():
             self.pins.pop(number, None)
             if pin is not None:
@@ -194,6 +200,7 @@ class MemoryJournal(Positioned):
         self._records = [first, *later]
         self._snapshots = [kept for kept in self._snapshots if kept[0] >= first.seq]
         self.samples = {seq: row for seq, row in self.samples.items() if seq > first.seq}
+        self.writes = {seq: row for seq, row in self.writes.items() if seq > first.seq}
         self._carried = None
         return True
 

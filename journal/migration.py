@@ -11,7 +11,7 @@ from journal.changes import write_changes
 from journal.database import Run
 from journal.queries import read_records
 from journal.rebuild import Rebuild, load_base
-from journal.statements import INSERT_BLOCK, PUT_PIN
+from journal.statements import INSERT_BLOCK, PUT_DISK_PLAN, PUT_PIN
 from journal.tables import SCHEMA
 
 
@@ -35,9 +35,12 @@ def fold_again(run: Run) -> None:
     """
     run("DELETE FROM block")
     run("DELETE FROM pin")
+    run("DELETE FROM disk_plan")
     base = load_base(run)
     for row in base.rows.pins:
         run(PUT_PIN, msgspec.structs.astuple(row))
+    for plan in base.rows.plans:
+        run(PUT_DISK_PLAN, msgspec.structs.astuple(plan))
     rebuild = Rebuild(base)
     for row in rebuild.blocks.values():
         run(INSERT_BLOCK, msgspec.structs.astuple(row))

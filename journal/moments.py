@@ -1,6 +1,9 @@
 """Where a moment lies among the events of a journal."""
 
 from journal.database import Run
+from journal.span import Span
+
+MINUTE_NS = 60 * 10**9
 
 
 def last_before(run: Run, first: int, last: int, at_ns: int) -> int:
@@ -34,3 +37,22 @@ def bounds(run: Run) -> tuple[int, int] | None:
     """The first and the last seq; null for a journal without events."""
     first, last = run("SELECT min(seq), max(seq) FROM events").one()
     return None if first is None else (first, last)
+
+
+def is_within(run: Run, span: Span) -> bool:
+    """Whether anything happened in the span. Of what was before the first event, in a journal that
+    was shortened, only the minutes are known.
+    """
+    ends = bounds(run)
+    if ends is None or span.first_ns > span.last_ns:
+        return False
+    first, last = ends
+    if last_before(run, first, last, span.first_ns) < last_before(
+        run, first, last, span.last_ns + 1
+    ):
+        return True
+    first_ns: int = run("SELECT at_ns FROM events WHERE seq = ?", (first,)).scalar_one()
+    until_ns = min(span.last_ns, first_ns)
+    query = "SELECT count(*) FROM minute WHERE minute BETWEEN ? AND ? AND minute < ?"
+    minutes = (span.first_ns // MINUTE_NS, until_ns // MINUTE_NS, first_ns // MINUTE_NS)
+    return bool(run(query, minutes).scalar())

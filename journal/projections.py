@@ -12,19 +12,19 @@ from journal.blocks import Used, changes_of
 from journal.clients import ClientEvent, Clients
 from journal.events import AnyEvent, Record
 from journal.holding import GIVEN_UP, HoldEvent, Holding, count_prefilled, forget_row, is_empty
-from journal.quiet import leave
-from journal.rows import (
-    Changes,
-    MinuteRow,
-    OpenRows,
-    RequestRow,
-    RunRow,
+from journal.making import (
+    EndEvent,
+    count_end,
     explain,
     request_row,
     run_ready,
     run_row,
     sample_row,
 )
+from journal.phases import Phases
+from journal.quiet import leave
+from journal.rows import Changes, MinuteRow, OpenRows, RequestRow, RunRow
+from journal.writes import Writes
 
 MINUTE_NS = 60_000_000_000
 
@@ -43,6 +43,8 @@ class Projection:
         self._restoring: set[int] = set()
         self._holding = Holding()
         self._clients = Clients()
+        self._phases = Phases()
+        self._writes = Writes()
         self._changes = Changes()
         self._changed = False
 
@@ -62,6 +64,8 @@ class Projection:
         }
         self._holding.restore(rows)
         self._clients.restore(rows)
+        self._phases.restore(rows)
+        self._writes.restore(rows)
         self.run = rows.run
         self.minute = rows.minute
         self.last_at_ns = rows.last_at_ns
@@ -76,6 +80,8 @@ class Projection:
             pauses=list(self._holding.pauses.values()),
             pins=list(self._holding.pins.values()),
             orphans=list(self._clients.orphans.values()),
+            phases=list(self._phases.phases.values()),
+            plans=list(self._writes.plans.values()),
         )
 
     def flush(self) -> None:
@@ -94,6 +100,7 @@ class Projection:
             self._changed = True
             self._apply_change(record, record.event, minute)
             self._tell_blocks(record)
+        self._phases.note(record)
         self.last_at_ns = record.at_ns
 
     def take_changes(self, through_seq: int) -> Changes | None:
@@ -107,6 +114,8 @@ class Projection:
             self._changes.minutes[self.minute.minute] = self.minute
         self._holding.take_changes(self._changes)
         self._clients.take_changes(self._changes)
+        self._phases.take_changes(self._changes)
+        self._writes.take_changes(self._changes)
         changes, self._changes, self._changed = self._changes, Changes(), False
         return changes
 
@@ -137,6 +146,7 @@ class Projection:
 
     def _touch(self, number: int) -> RequestRow:
         row = self.requests[number]
+        self._phases.touch(row)
         self._changes.requests[number] = row
         self._changed = True
         return row
@@ -150,6 +160,7 @@ class Projection:
         run = self.run
         domain, block_tokens = (None, None) if run is None else (run.kv_domain, run.kv_block_tokens)
         self._changes.blocks += changes_of(record, domain, block_tokens)
+        self._writes.apply(record, self._holding.pauses)
 
     def _apply_change(  # noqa: C901, PLR0912 - the one dispatch over the closed union
         self, record: Record, event: AnyEvent, minute: MinuteRow
@@ -185,6 +196,8 @@ class Projection:
                 self._changes.samples[record.seq] = sample_row(record, event, self.run)
             case events.ChainUnpinned():
                 self._holding.unpin(event.number)
+            case events.RequestDeferred():
+                self._phases.deferred(event)
             case events.ChainRestored():
                 self._restored(event)
             case events.BatchChanged():
@@ -358,25 +371,8 @@ class Projection:
         self._awaiting.discard(number)
         self._restoring.discard(number)
 
-    def _ended(
-        self,
-        record: Record,
-        event: events.RequestFinished | events.RequestCancelled | events.RequestAborted,
-        minute: MinuteRow,
-    ) -> None:
-        outcome = "finished"
-        match event:
-            case events.RequestFinished():
-                minute.num_finished += 1
-            case events.RequestCancelled():
-                outcome = "cancelled"
-                minute.num_cancelled += 1
-            case events.RequestAborted():
-                outcome = "aborted"
-                minute.num_aborted += 1
-                row = self._find(event.request_id)
-                if row is not None:
-                    row.detail = event.detail
+    def _ended(self, record: Record, event: EndEvent, minute: MinuteRow) -> None:
+        outcome = count_end(event, self._find(event.request_id), minute)
         self._end(record, event.request_id, outcome, event.reason, event.num_output_tokens)
 
     def _end(

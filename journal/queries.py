@@ -16,10 +16,13 @@ from journal.place import Position
 from journal.projections import Projection
 from journal.rows import (
     AdoptionRow,
+    DiskPlanRow,
+    DiskWriteRow,
     MinuteRow,
     OpenRows,
     OrphanRow,
     PauseRow,
+    PhaseRow,
     PinRow,
     RequestRow,
     RunRow,
@@ -54,6 +57,9 @@ Row = TypeVar(
     SampleRow,
     OrphanRow,
     AdoptionRow,
+    PhaseRow,
+    DiskWriteRow,
+    DiskPlanRow,
 )
 
 
@@ -114,6 +120,8 @@ def open_rows(run: Run, last_at_ns: int) -> OpenRows:
         orphans=select_rows(
             run, tables.orphan, OrphanRow, "WHERE outcome = 'open' ORDER BY number"
         ),
+        phases=select_rows(run, tables.phase, PhaseRow, "WHERE ended_seq IS NULL ORDER BY number"),
+        plans=select_rows(run, tables.disk_plan, DiskPlanRow, "ORDER BY hash, part"),
     )
 
 

@@ -17,7 +17,6 @@ Quiet = (
     | events.StoreMeasured
     | events.ClearRequested
     | events.ClockTicked
-    | events.RequestDeferred
     | events.BlockSavePlanned
     | events.BlocksEvicted
     | events.TierShrunk

@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from journal import events
 from journal.blocks import BlockChange
-from journal.events import Record
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
@@ -225,9 +223,57 @@ class SampleRow(msgspec.Struct, kw_only=True):
     ceiling_bytes: int | None
 
 
+class PhaseRow(msgspec.Struct, kw_only=True):
+    """A row of `phase`: a request was in one phase, from the event `seq` to the event `ended_seq`.
+    As it began, so many others waited, had a row in the engine, and were held. `computed_by` is the
+    number of the request for whose block it waited last, if it did.
+    """
+
+    seq: int
+    number: int
+    run_id: int
+    phase: str
+    began_ns: int
+    num_waiting: int
+    num_rows: int
+    num_held: int
+    num_deferrals: int = 0
+    computed_by: int | None = None
+    ended_seq: int | None = None
+    ended_ns: int | None = None
+    next_phase: str | None = None
+    gave_row_back: int = 0
+
+
+class DiskWriteRow(msgspec.Struct, kw_only=True):
+    """A row of `disk_write`: a file of saved KV was written, or came to nothing. `number` is that
+    of the request whose KV it is, and 0 where its plan is not known.
+    """
+
+    seq: int
+    run_id: int
+    at_ns: int
+    number: int
+    part: str
+    reason: str
+    outcome: str
+    saved_bytes: int = 0
+    duration_ns: int | None = None
+
+
+class DiskPlanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `disk_plan`: a file of a block is on its way to disk, for which request and why."""
+
+    hash: str
+    part: str
+    number: int
+    reason: str
+
+
 class OpenRows(msgspec.Struct, kw_only=True):
-    """The rows that later events may change: the open requests with their pauses and pins and the
-    clients that they miss, the newest run and minute, and the time of the last event.
+    """The rows that later events may change: the open requests with their phases, pauses and pins
+    and the clients that they miss, what is on its way to disk, the newest run and minute, and the
+    time of the last event.
     """
 
     requests: list[RequestRow]
@@ -237,13 +283,15 @@ class OpenRows(msgspec.Struct, kw_only=True):
     pauses: list[PauseRow] = []
     pins: list[PinRow] = []
     orphans: list[OrphanRow] = []
+    phases: list[PhaseRow] = []
+    plans: list[DiskPlanRow] = []
 
 
 @dataclass(slots=True)
 class Changes:
-    """The rows to write, by key; of orphans that is the pair of seq and number. `ended` are the
-    numbers of the requests that ended; a pin that is null is gone. `blocks` is what happened to
-    blocks, in order.
+    """The rows to write, by key; of orphans and phases that is the pair of seq and number. `ended`
+    are the numbers of the requests that ended; a pin that is null is gone, and so is a plan, by
+    hash and part. `blocks` is what happened to blocks, in order.
     """
 
     requests: dict[int, RequestRow] = field(default_factory=dict[int, RequestRow])
@@ -258,85 +306,8 @@ class Changes:
         default_factory=dict[tuple[int, int], OrphanRow]
     )
     adoptions: dict[int, AdoptionRow] = field(default_factory=dict[int, AdoptionRow])
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value, order="sorted").decode()
-
-
-def run_row(record: Record, event: events.ServerStarted) -> RunRow:
-    """The row of a run that begins with this record."""
-    return RunRow(
-        run_id=record.run_id,
-        first_seq=record.seq,
-        started_ns=record.at_ns,
-        process_id=event.process_id,
-        policy_version=event.policy_version,
-        code_digest=event.code_digest,
-        model_name=event.model.name,
-        model_fingerprint=event.model.fingerprint,
-        engine_nonce=event.engine_nonce,
-        platform=event.platform,
-        blas=event.blas,
-        sqlite_version=event.versions.get("sqlite"),
-        mlx_version=event.versions.get("mlx"),
-        python_version=event.versions.get("python"),
-        versions=_json(event.versions),
-        limits=_json(event.limits),
-        configuration=_json(event.configuration),
-        kv_block_tokens=event.limits.kv.block_tokens if event.limits.kv is not None else None,
-    )
-
-
-def run_ready(run: RunRow, record: Record, event: events.EngineReady) -> None:
-    """The engine of the run can be used, and what was estimated is known."""
-    run.ready_ns = record.at_ns
-    run.one_row_only = int(event.one_row_only)
-    run.load_duration_ns = event.load_ns
-    run.model_fingerprint = event.model.fingerprint
-    run.kv_domain = event.kv_domain or None
-
-
-def request_row(record: Record, event: events.RequestReceived) -> RequestRow:
-    """The row of a request that arrives with this record."""
-    return RequestRow(
-        number=event.number,
-        request_id=event.request_id,
-        client_request_id=event.client_request_id,
-        model_fingerprint=event.model_fingerprint,
-        route=event.route,
-        stream=int(event.stream),
-        phase="waiting",
-        run_id=record.run_id,
-        received_seq=record.seq,
-        received_ns=record.at_ns,
-        num_prompt_tokens=event.num_prompt_tokens,
-        asked_max_tokens=event.max_tokens,
-        has_key=int(bool(event.key_digest)),
-        owner_digest=event.owner_digest,
-    )
-
-
-def explain(row: RequestRow, event: events.RequestRejected) -> None:
-    """The numbers with which the request was refused."""
-    row.num_waiting = event.num_waiting
-    if event.numbers is not None:
-        row.required_bytes = event.numbers.required_bytes
-        row.capacity_bytes = event.numbers.capacity_bytes
-        row.max_context_tokens = event.numbers.max_context_tokens
-
-
-def sample_row(record: Record, event: events.MemorySampled, run: RunRow) -> SampleRow:
-    """The row of a reading in this run."""
-    return SampleRow(
-        seq=record.seq,
-        run_id=record.run_id,
-        at_ns=record.at_ns,
-        active_bytes=event.active_bytes,
-        cached_bytes=event.cached_bytes,
-        peak_bytes=event.peak_bytes,
-        process_bytes=event.process_bytes,
-        available_bytes=event.available_bytes,
-        age_ns=event.age_ns,
-        ceiling_bytes=msgspec.json.decode(run.limits)["ceiling_bytes"],
+    phases: dict[tuple[int, int], PhaseRow] = field(default_factory=dict[tuple[int, int], PhaseRow])
+    writes: dict[int, DiskWriteRow] = field(default_factory=dict[int, DiskWriteRow])
+    plans: dict[tuple[str, str], DiskPlanRow | None] = field(
+        default_factory=dict[tuple[str, str], "DiskPlanRow | None"]
     )

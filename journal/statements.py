@@ -38,4 +38,8 @@ PUT_PIN = _insert(tables.pin, "OR REPLACE")
 PUT_ORPHAN = _insert(tables.orphan, "OR REPLACE")
 PUT_ADOPTION = _insert(tables.adoption, "OR REPLACE")
 PUT_SAMPLE = _insert(tables.memory_sample, "OR REPLACE")
+PUT_PHASE = _insert(tables.phase, "OR REPLACE")
+PUT_DISK_WRITE = _insert(tables.disk_write, "OR REPLACE")
+PUT_DISK_PLAN = _insert(tables.disk_plan, "OR REPLACE")
+DELETE_DISK_PLAN = "DELETE FROM disk_plan WHERE hash = ? AND part = ?"
 DELETE_PIN = "DELETE FROM pin WHERE number = ?"

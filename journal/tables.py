@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = "0005"
+SCHEMA = "0006"
 """The newest revision in migrations/versions."""
 
 metadata = MetaData()
@@ -307,6 +307,60 @@ adoption = Table(
     Column("num_output_tokens", Integer, nullable=False),
     # The view of requests counts those of each.
     Index("adoption_of", "number"),
+    sqlite_strict=True,
+)
+
+phase = Table(
+    "phase",
+    metadata,
+    # The seq of the event with which it began: a start, for many of them.
+    Column("seq", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("run_id", Integer, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("began_ns", Integer, nullable=False),
+    Column("num_waiting", Integer, nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("num_held", Integer, nullable=False),
+    Column("num_deferrals", Integer, nullable=False),
+    Column("computed_by", Integer),
+    Column("ended_seq", Integer),
+    Column("ended_ns", Integer),
+    Column("next_phase", Text),
+    Column("gave_row_back", Integer, nullable=False),
+    Index("phase_of", "number", "seq"),
+    # A start reads the open ones only.
+    Index("phase_open", "number", sqlite_where=text("ended_seq IS NULL")),
+    # Who made room for the one that waited, and which held request went before it.
+    Index("phase_gave_row_back", "ended_seq", sqlite_where=text("gave_row_back = 1")),
+    Index("phase_resuming", "seq", sqlite_where=text("phase = 'resuming'")),
+    sqlite_strict=True,
+)
+
+disk_plan = Table(
+    "disk_plan",
+    metadata,
+    Column("hash", Text, primary_key=True),
+    Column("part", Text, primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+disk_write = Table(
+    "disk_write",
+    metadata,
+    # The seq of the event that says what came of it: the row goes when a compaction takes that.
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", Integer, nullable=False),
+    Column("at_ns", Integer, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("part", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("saved_bytes", Integer, nullable=False),
+    Column("duration_ns", Integer),
+    Index("disk_write_of", "number"),
     sqlite_strict=True,
 )
 

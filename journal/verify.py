@@ -15,10 +15,13 @@ from journal.rebuild import Rebuild, load_base
 from journal.rows import (
     AdoptionRow,
     Changes,
+    DiskPlanRow,
+    DiskWriteRow,
     MinuteRow,
     OpenRows,
     OrphanRow,
     PauseRow,
+    PhaseRow,
     PinRow,
     RequestRow,
     RunRow,
@@ -70,6 +73,17 @@ ORPHANS = {
     "adoption: rows of requests that did not join": (
         "SELECT count(*) FROM adoption a LEFT JOIN request q ON q.number = a.adopter_number"
         " WHERE q.joined_id IS NOT a.request_id OR q.request_id IS NOT a.adopter_id"
+    ),
+    "phase: rows after which nothing follows": (
+        "SELECT count(*) FROM phase p JOIN request q USING (number) LEFT JOIN phase n"
+        " ON n.seq = p.ended_seq AND n.number = p.number AND n.began_ns = p.ended_ns"
+        " WHERE p.ended_seq IS NOT NULL AND n.seq IS NULL AND p.ended_seq IS NOT q.ended_seq"
+    ),
+    "phase: rows of requests that were never received": (
+        "SELECT count(*) FROM phase WHERE number NOT IN (SELECT number FROM request)"
+    ),
+    "disk_write: rows of no event": (
+        "SELECT count(*) FROM disk_write WHERE seq NOT IN (SELECT seq FROM events)"
     ),
     "request: rows that joined another without an adoption": (
         "SELECT count(*) FROM request WHERE outcome = 'joined'"
@@ -144,6 +158,8 @@ def _projections(run: Run) -> Iterator[str]:
     rebuilt = rebuild.projection.open_rows()
     yield from _open_pauses(rebuilt, stored)
     yield from _open_orphans(rebuilt, stored)
+    yield from _open_phases(rebuilt, stored)
+    yield from _plans(rebuilt, stored)
     yield from _compare("run", rebuilt.run, stored.run)
     yield from _compare("minute", rebuilt.minute, stored.minute)
     yield from _blocks(run, rebuild.blocks)
@@ -175,6 +191,7 @@ def _final_rows(run: Run, rebuild: Rebuild, changes: Changes) -> Iterator[str]:
             yield from _compare("minute", row, stored[0] if stored else None)
     yield from _held_rows(run, changes)
     yield from _client_rows(run, changes)
+    yield from _past_rows(run, changes)
 
 
 def _held_rows(run: Run, changes: Changes) -> Iterator[str]:
@@ -201,6 +218,33 @@ def _client_rows(run: Run, changes: Changes) -> Iterator[str]:
         where, key = "WHERE seq = ?", (adoption.seq,)
         adoptions = queries.select_rows(run, tables.adoption, AdoptionRow, where, key)
         yield from _compare("adoption", adoption, adoptions[0] if adoptions else None)
+
+
+def _past_rows(run: Run, changes: Changes) -> Iterator[str]:
+    """Phases that are over, and what was written."""
+    for (seq, number), phase in changes.phases.items():
+        if phase.ended_seq is not None:
+            where, key = "WHERE seq = ? AND number = ?", (seq, number)
+            phases = queries.select_rows(run, tables.phase, PhaseRow, where, key)
+            yield from _compare("phase", phase, phases[0] if phases else None)
+    for write in changes.writes.values():
+        where, key = "WHERE seq = ?", (write.seq,)
+        writes = queries.select_rows(run, tables.disk_write, DiskWriteRow, where, key)
+        yield from _compare("disk_write", write, writes[0] if writes else None)
+
+
+def _open_phases(rebuilt: OpenRows, stored: OpenRows) -> Iterator[str]:
+    """Since when each open request is in its phase."""
+    new, old = ({row.number: row for row in rows.phases} for rows in (rebuilt, stored))
+    for key in sorted(new.keys() | old.keys()):
+        yield from _compare("phase", new.get(key), old.get(key))
+
+
+def _plans(rebuilt: OpenRows, stored: OpenRows) -> Iterator[str]:
+    """What is on its way to disk."""
+    new, old = ({(row.hash, row.part): row for row in rows.plans} for rows in (rebuilt, stored))
+    for key in sorted(new.keys() | old.keys()):
+        yield from _compare("disk_plan", new.get(key), old.get(key))
 
 
 def _open_orphans(rebuilt: OpenRows, stored: OpenRows) -> Iterator[str]:
@@ -246,6 +290,9 @@ AnyRow = (
     | SampleRow
     | OrphanRow
     | AdoptionRow
+    | PhaseRow
+    | DiskWriteRow
+    | DiskPlanRow
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from journal import audit
+from journal import audit, sums
 from journal.events import RequestReceived
 from journal.reader import JournalReader
 from journal.verify import verify as findings_of
@@ -99,7 +99,7 @@ def test_a_request_that_does_not_finish_is_in_no_sum(state_folder: Path) -> None
         restored = metric(server, "fermata_hit_tokens_total")
         prefilled = metric(server, "fermata_prefilled_tokens_total")
     with JournalReader.open(state_folder) as reader:
-        (hits,) = audit.cache_hits(reader)
+        (hits,) = sums.cache_hits(reader)
     assert hits.num_prompt_tokens == 2 * NUM_TOKENS
     assert (restored, prefilled) == (NUM_TOKENS - 1, NUM_TOKENS + 1)
     parts = ("num_memory_tokens", "num_disk_tokens", "num_prefilled_tokens")

@@ -60,7 +60,9 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
         for seq, body in connection.execute("SELECT seq, body FROM new.carried_rows").fetchall():
             base = json.loads(body)
             rows = base["rows"]
-            del rows["orphans"]
+            del rows["phases"], rows["plans"]
+            if revision < "0005":
+                del rows["orphans"]
             if not held_tables(revision):
                 del rows["pauses"], rows["pins"]
             if revision == "0001":
@@ -74,7 +76,8 @@ def downgraded(new: Path, old: Path, revision: str) -> None:
 
 def held_tables(revision: str) -> tuple[str, ...]:
     """The tables of held requests, if the schema has them."""
-    return ("pause", "pin", "memory_sample") if revision > "0002" else ()
+    tables = ("pause", "pin", "memory_sample") if revision > "0002" else ()
+    return (*tables, "orphan", "adoption") if revision > "0004" else tables
 
 
 def as_before(row: dict[str, object], columns: dict[str, str]) -> dict[str, object]:
@@ -87,7 +90,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["0001", "0002", "0003", "0004"])
+@pytest.fixture(params=["0001", "0002", "0003", "0004", "0005"])
 def old(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> Path:
     """A journal of an earlier schema: one request has finished, one decodes, one waits."""
     journal = Journal.open(tmp_path / "new")

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from journal import audit
+from journal import audit, sums
 from journal.audit import Adoption, Orphan, RequestFigures
 from journal.events import DrainEnded, RequestQueued, ServerStopping
 from journal.journal import Journal
@@ -137,7 +137,7 @@ def test_who_joined_is_counted_apart(reader: JournalReader) -> None:
 
 
 def test_who_joined_has_no_prompt_of_its_own(reader: JournalReader) -> None:
-    (hour,) = audit.cache_hits(reader)
+    (hour,) = sums.cache_hits(reader)
     assert (hour.num_requests, hour.num_prompt_tokens) == (2, 6)
     assert [row.number for row in audit.cache_misses(reader)] == [1, 2, 4]
     assert list(audit.rejections(reader)) == []

@@ -1,0 +1,143 @@
+"""Audits that sum up or rank what a span of time has brought.
+
+Each has the columns of the view of its name, which answers the same over all times. They read the
+tables of the projections, which hold a row for a request, a pause or a file, and no events.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from journal.figures import CacheHits, FirstTokens, HeldTimes, MissCause
+from journal.reader import JournalReader
+from journal.span import ALWAYS, Span
+
+BATCH_ROWS = 1_000
+
+
+class RequestWrites(msgspec.Struct, frozen=True):
+    """What was written of one kind for one request and one reason: `disk_writes` summed up."""
+
+    number: int
+    request_id: str | None
+    reason: str
+    part: str
+    num_files: int
+    num_failed: int
+    written_bytes: int
+    write_ms: float
+
+
+Sums = TypeVar("Sums", CacheHits, FirstTokens, HeldTimes, MissCause)
+
+_HOUR_NS = 3_600 * 10**9
+_HITS = f"""
+    SELECT
+        strftime('%Y-%m-%dT%H:00Z', q.received_ns / {_HOUR_NS} * 3600, 'unixepoch'),
+        q.model_fingerprint, max(r.model_name), count(*), sum(q.num_prompt_tokens),
+        sum(q.num_memory_tokens), sum(q.num_disk_tokens), sum(q.num_prefilled_tokens),
+        round(1.0 * sum(q.num_memory_tokens + q.num_disk_tokens)
+            / nullif(sum(q.num_prompt_tokens), 0), 4)
+    FROM request q JOIN run r USING (run_id)
+    WHERE q.outcome = 'finished' AND q.received_ns BETWEEN ? AND ?
+    GROUP BY q.received_ns / {_HOUR_NS}, q.model_fingerprint
+    ORDER BY q.received_ns / {_HOUR_NS}, q.model_fingerprint
+"""
+# Of n times in their order, the nearest rank of a percentile is the one at n * percent / 100,
+# rounded up.
+_PERCENTILES = """
+    max(iif(place = (n * 50 + 99) / 100, ms, NULL)),
+    max(iif(place = (n * 90 + 99) / 100, ms, NULL)),
+    max(iif(place = (n * 99 + 99) / 100, ms, NULL)),
+    max(ms)
+"""
+_FIRST_TOKENS = f"""
+    WITH times AS (
+        SELECT received_ns / {_HOUR_NS} AS hour, (first_token_ns - received_ns) / 1000000 AS ms
+        FROM request WHERE first_token_ns IS NOT NULL AND received_ns BETWEEN ? AND ?),
+    ranked AS (
+        SELECT hour, ms, row_number() OVER (PARTITION BY hour ORDER BY ms) AS place,
+            count(*) OVER (PARTITION BY hour) AS n
+        FROM times)
+    SELECT strftime('%Y-%m-%dT%H:00Z', hour * 3600, 'unixepoch'), n, {_PERCENTILES}
+    FROM ranked GROUP BY hour ORDER BY hour
+"""
+_HELD_TIMES = f"""
+    WITH times AS (
+        SELECT reason, (coalesce(resumed_ns, ended_ns) - paused_ns) / 1000000 AS ms
+        FROM pause
+        WHERE coalesce(resumed_ns, ended_ns) - paused_ns IS NOT NULL
+            AND started_ns BETWEEN ? AND ?),
+    ranked AS (
+        SELECT reason, ms, row_number() OVER (PARTITION BY reason ORDER BY ms) AS place,
+            count(*) OVER (PARTITION BY reason) AS n
+        FROM times)
+    SELECT reason, n, {_PERCENTILES}, sum(ms) FROM ranked GROUP BY reason ORDER BY reason
+"""
+_MISS_CAUSES = """
+    SELECT
+        parted_because, count(*), sum(num_prompt_tokens), sum(num_memory_tokens + num_disk_tokens),
+        sum(num_prefilled_tokens), sum(waited_ns) / 1000000
+    FROM request WHERE num_admissions > 0 AND received_ns BETWEEN ? AND ?
+    GROUP BY parted_because ORDER BY sum(num_prefilled_tokens) DESC, parted_because
+"""
+_WRITES = """
+    SELECT
+        d.number, q.request_id, d.reason, d.part, sum(d.outcome = 'saved'),
+        sum(d.outcome <> 'saved'), sum(d.saved_bytes),
+        round(coalesce(sum(d.duration_ns), 0) / 1e6, 3)
+    FROM disk_write d LEFT JOIN request q ON q.number = d.number
+    WHERE d.number >= ? AND d.at_ns BETWEEN ? AND ?
+    GROUP BY d.number, d.reason, d.part HAVING (d.number, d.reason, d.part) > (?, ?, ?)
+    ORDER BY d.number, d.reason, d.part LIMIT ?
+"""
+
+
+def cache_hits(reader: JournalReader, span: Span = ALWAYS) -> list[CacheHits]:
+    """All hours and models, the oldest first."""
+    return _sums(reader, CacheHits, _HITS, span)
+
+
+def first_tokens(reader: JournalReader, span: Span = ALWAYS) -> list[FirstTokens]:
+    """All hours in which a request was received that has got its first token, the oldest first."""
+    return _sums(reader, FirstTokens, _FIRST_TOKENS, span)
+
+
+def held_times(reader: JournalReader, span: Span = ALWAYS) -> list[HeldTimes]:
+    """How long requests were held, by the reason of their pauses."""
+    return _sums(reader, HeldTimes, _HELD_TIMES, span)
+
+
+def miss_causes(reader: JournalReader, span: Span = ALWAYS) -> list[MissCause]:
+    """Why prompts were computed, what cost most first."""
+    return _sums(reader, MissCause, _MISS_CAUSES, span)
+
+
+def request_writes(reader: JournalReader, span: Span = ALWAYS) -> Iterator[RequestWrites]:
+    """What was written for each request, by reason and part, in the order of arrival."""
+    after = (-1, "", "")
+    while True:
+        values = (after[0], span.first_ns, span.last_ns, *after, BATCH_ROWS)
+        with reader.transaction() as run:
+            rows = [RequestWrites(*row) for row in run(_WRITES, values).fetchall()]
+        if not rows:
+            return
+        yield from rows
+        after = (rows[-1].number, rows[-1].reason, rows[-1].part)
+
+
+def orphan_ends(reader: JournalReader, span: Span = ALWAYS) -> dict[str, int]:
+    """How often what became of a request that had lost its client, by `outcome`."""
+    query = (
+        "SELECT outcome, count(*) FROM orphan WHERE lost_ns BETWEEN ? AND ?"
+        " GROUP BY outcome ORDER BY outcome"
+    )
+    with reader.transaction() as run:
+        return {row[0]: row[1] for row in run(query, (span.first_ns, span.last_ns)).fetchall()}
+
+
+def _sums(reader: JournalReader, cls: type[Sums], query: str, span: Span) -> list[Sums]:
+    """One read: the rows are few."""
+    with reader.transaction() as run:
+        return [cls(*row) for row in run(query, (span.first_ns, span.last_ns)).fetchall()]
