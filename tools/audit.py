@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,18 +10,35 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from journal import audit
+from journal import audit, sums
 from journal.errors import JournalError
-from journal.figures import CacheMiss, Orphan, Pause, Reading
+from journal.figures import CacheHits, CacheMiss, MissCause
+from journal.moments import is_within
+from journal.queries import last_position
 from journal.reader import JournalReader
+from journal.span import ALWAYS, Span
 from tools.text_table import text_table
+from tools.times import NoTime, moment
 
 DONE, UNUSABLE = 0, 2
 
 TABLE_ROWS = 1000
 """A table is laid out as a whole: rows beyond that are for csv and json."""
 
-Answer = TypeVar("Answer", CacheMiss, Pause, Reading, Orphan)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class NothingThere(Exception):
+    """Nothing of the journal lies in the span that was asked for. One line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The span of time, as it was given, and whether a table, csv or json is written."""
+
+    since: str | None = None
+    until: str | None = None
+    form: str = "table"
 
 
 @dataclass(frozen=True)
@@ -31,27 +48,50 @@ class Question(Generic[Answer]):
     """
 
     row: type[Answer]
-    rows: Callable[[JournalReader], Iterator[Answer]]
+    rows: Callable[[JournalReader, Span], Iterable[Answer]]
     columns: Sequence[str]
     right: frozenset[str]
     cells: Callable[[Answer], tuple[str, ...]]
-    in_all: Callable[[JournalReader], str] | None = None
+    in_all: Callable[[JournalReader, Span], str] | None = None
 
 
-def answer(question: Question[Answer], journal: Path, form: str) -> int:
-    """Prints the rows. Returns 0, or 2 for a journal that cannot be read."""
+def answer(question: Question[Answer], journal: Path, wanted: Wanted) -> int:
+    """Prints the rows. Returns 0, or 2 for a journal that cannot be read, what is no time, and a
+    span in which nothing lies.
+    """
     try:
         with JournalReader.open(journal) as reader:
-            write(question, reader, form)
-    except JournalError as error:
+            write(question, reader, span_of(reader, wanted), wanted.form)
+    except (JournalError, NoTime, NothingThere) as error:
         print(f"fermata audit: {error}", file=sys.stderr)
         return UNUSABLE
     return DONE
 
 
-def write(question: Question[Answer], reader: JournalReader, form: str) -> None:
+def span_of(reader: JournalReader, wanted: Wanted) -> Span:
+    """The span in nanoseconds. Raises NoTime, NothingThere."""
+    if wanted.since is None and wanted.until is None:
+        return ALWAYS
+    with reader.transaction() as run:
+        last_ns = last_position(run).at_ns
+        since, until = wanted.since, wanted.until
+        first = ALWAYS.first_ns if since is None else moment(since, last_ns)
+        last = ALWAYS.last_ns if until is None else moment(until, last_ns)
+        span = Span(max(first, ALWAYS.first_ns), min(last, ALWAYS.last_ns))
+        if not is_within(run, span):
+            raise NothingThere(f"nothing of the journal lies in this window ({words_of(wanted)})")
+    return span
+
+
+def words_of(wanted: Wanted) -> str:
+    """The span in words."""
+    parts = (("since", wanted.since), ("until", wanted.until))
+    return ", ".join(f"{name} {text}" for name, text in parts if text is not None)
+
+
+def write(question: Question[Answer], reader: JournalReader, span: Span, form: str) -> None:
     """The rows as a table, as csv with a header, or as one JSON object a line."""
-    rows = question.rows(reader)
+    rows = iter(question.rows(reader, span))
     if form == "json":
         for row in rows:
             print(msgspec.json.encode(row).decode())
@@ -65,7 +105,7 @@ def write(question: Question[Answer], reader: JournalReader, form: str) -> None:
         if next(rows, None) is not None:
             print(f"... these are the first {TABLE_ROWS}: --format csv or json has all of them")
         if question.in_all is not None:
-            print(question.in_all(reader))
+            print(question.in_all(reader, span))
 
 
 def number(value: int | None, unit: str = "") -> str:
@@ -98,6 +138,62 @@ MISSES = Question(
 )
 
 
-def misses(journal: Path, form: str) -> int:
+def hit_cells(row: CacheHits) -> tuple[str, ...]:
+    """One hour and model as texts, in the order of the columns."""
+    return (
+        row.hour_at,
+        row.model_name,
+        str(row.num_requests),
+        str(row.num_prompt_tokens),
+        str(row.num_memory_tokens),
+        str(row.num_disk_tokens),
+        str(row.num_prefilled_tokens),
+        "-" if row.hit_rate is None else f"{row.hit_rate:.1%}",
+    )
+
+
+HIT_NUMBERS = ("requests", "prompt", "memory", "disk", "prefilled", "hits")
+HITS = Question(
+    row=CacheHits,
+    rows=sums.cache_hits,
+    columns=("hour", "model", *HIT_NUMBERS),
+    right=frozenset(HIT_NUMBERS),
+    cells=hit_cells,
+)
+
+
+def cause_cells(row: MissCause) -> tuple[str, ...]:
+    """One cause as texts, in the order of the columns."""
+    return (
+        row.parted_because or "-",
+        str(row.num_requests),
+        str(row.num_prompt_tokens),
+        str(row.num_found_tokens),
+        str(row.num_prefilled_tokens),
+        number(row.waited_for_blocks_ms, " ms"),
+    )
+
+
+CAUSE_NUMBERS = ("requests", "prompt", "found", "prefilled", "waited")
+CAUSES = Question(
+    row=MissCause,
+    rows=sums.miss_causes,
+    columns=("because", *CAUSE_NUMBERS),
+    right=frozenset(CAUSE_NUMBERS),
+    cells=cause_cells,
+)
+
+
+def misses(journal: Path, wanted: Wanted) -> int:
     """What each prompt found in saved KV, and why it found no more."""
-    return answer(MISSES, journal, form)
+    return answer(MISSES, journal, wanted)
+
+
+def hits(journal: Path, wanted: Wanted) -> int:
+    """How much of the prompts was found in saved KV, by hour and model."""
+    return answer(HITS, journal, wanted)
+
+
+def causes(journal: Path, wanted: Wanted) -> int:
+    """Why prompts were computed, and how much for each cause."""
+    return answer(CAUSES, journal, wanted)

@@ -1,12 +1,13 @@
-"""`fermata audit pauses` and `fermata audit memory`: who was held, and what memory was like."""
+"""`fermata audit pauses`, `held` and `memory`: who was held, how long, and what memory was like."""
 
 from pathlib import Path
 
-from journal import audit
-from journal.figures import Pause, Reading
+from journal import audit, sums
+from journal.figures import HeldTimes, Pause, Reading
 from journal.reader import JournalReader
+from journal.span import Span
 from scheduler.memory import size_text
-from tools.audit import Question, answer, number
+from tools.audit import Question, Wanted, answer, number
 
 
 def size(num_bytes: int | None) -> str:
@@ -38,15 +39,30 @@ def pause_cells(row: Pause) -> tuple[str, ...]:
     )
 
 
-def times_in_all(reader: JournalReader) -> str:
-    """How long requests were held, over the whole journal."""
-    times = audit.held_times(reader)
-    if not times.num_pauses:
-        return "no pause is over"
-    return (
-        f"pauses that are over: {times.num_pauses}; held for {times.p50_ms} ms (half of them at"
-        f" most), {times.p90_ms} ms (90%), {times.p99_ms} ms (99%), {times.max_ms} ms (all)"
-    )
+def times_in_all(reader: JournalReader, span: Span) -> str:
+    """How long requests were held, by the reason."""
+    lines = [
+        f"{row.reason}: {row.num_pauses} over; held for {row.p50_ms} ms (half of them at most),"
+        f" {row.p90_ms} ms (90%), {row.p99_ms} ms (99%), {row.max_ms} ms (all)"
+        for row in sums.held_times(reader, span)
+    ]
+    return "\n".join(lines) or "no pause is over"
+
+
+def held_cells(row: HeldTimes) -> tuple[str, ...]:
+    """The times of one reason as texts, in the order of the columns."""
+    times = (row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms, row.held_ms)
+    return (row.reason, str(row.num_pauses), *(f"{time} ms" for time in times))
+
+
+HELD_NUMBERS = ("pauses", "50%", "90%", "99%", "longest", "in all")
+HELD = Question(
+    row=HeldTimes,
+    rows=sums.held_times,
+    columns=("reason", *HELD_NUMBERS),
+    right=frozenset(HELD_NUMBERS),
+    cells=held_cells,
+)
 
 
 SIZES = ("usage", "frees", "unsaved", "freed")
@@ -90,11 +106,16 @@ MEMORY = Question(
 )
 
 
-def pauses(journal: Path, form: str) -> int:
+def pauses(journal: Path, wanted: Wanted) -> int:
     """Each pause with its reason, bytes and times, and percentiles of the time held."""
-    return answer(PAUSES, journal, form)
+    return answer(PAUSES, journal, wanted)
 
 
-def memory(journal: Path, form: str) -> int:
+def memory(journal: Path, wanted: Wanted) -> int:
     """Each reading of memory that the scheduler has seen."""
-    return answer(MEMORY, journal, form)
+    return answer(MEMORY, journal, wanted)
+
+
+def held(journal: Path, wanted: Wanted) -> int:
+    """How long requests were held, by the reason, with percentiles."""
+    return answer(HELD, journal, wanted)

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from journal import audit
+from journal import audit, sums
 from journal.figures import Orphan
 from journal.reader import JournalReader
-from tools.audit import Question, answer, number
+from journal.span import Span
+from tools.audit import Question, Wanted, answer, number
 
 
 def became(row: Orphan) -> str:
@@ -32,9 +33,9 @@ def orphan_cells(row: Orphan) -> tuple[str, ...]:
     )
 
 
-def ends_in_all(reader: JournalReader) -> str:
-    """What became of all of them, over the whole journal."""
-    ends = audit.orphan_ends(reader)
+def ends_in_all(reader: JournalReader, span: Span) -> str:
+    """What became of all of them."""
+    ends = sums.orphan_ends(reader, span)
     if not ends:
         return "no client was lost"
     parts = ", ".join(f"{count} {outcome}" for outcome, count in ends.items())
@@ -51,6 +52,6 @@ ORPHANS = Question(
 )
 
 
-def orphans(journal: Path, form: str) -> int:
+def orphans(journal: Path, wanted: Wanted) -> int:
     """Each time that a request lost its client: when, why, for how long, and what became of it."""
-    return answer(ORPHANS, journal, form)
+    return answer(ORPHANS, journal, wanted)

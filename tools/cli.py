@@ -13,14 +13,13 @@ from typing import Annotated
 
 import typer
 
+from tools.cli_audit import audit_app
 from tools.cli_bench import bench
 from tools.cli_crash import crash
 from tools.cli_journal import journal_app
 from tools.cli_options import (
     CeilingOption,
     ConfigOption,
-    Format,
-    FormatOption,
     HostOption,
     JournalArgument,
     JsonOption,
@@ -43,6 +42,7 @@ app = typer.Typer(
 )
 
 app.add_typer(journal_app, name="journal")
+app.add_typer(audit_app, name="audit")
 app.add_typer(bench, name="bench")
 app.command()(timeline)
 app.command()(crash)
@@ -213,42 +213,6 @@ def cache_verify(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False
     from tools import cache_verify as command
 
     sys.exit(command.run(state, as_json=as_json))
-
-
-audit_app = typer.Typer(help="Ask a journal what happened, and why.", no_args_is_help=True)
-app.add_typer(audit_app, name="audit")
-
-
-@audit_app.command("misses")
-def audit_misses(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
-    """Show for each request what its prompt found in saved KV, and why it found no more."""
-    from tools import audit as command
-
-    sys.exit(command.misses(journal, form.value))
-
-
-@audit_app.command("pauses")
-def audit_pauses(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
-    """Show each time that a request was held: why, for how many bytes, and for how long."""
-    from tools import audit_memory as command
-
-    sys.exit(command.pauses(journal, form.value))
-
-
-@audit_app.command("orphans")
-def audit_orphans(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
-    """Show each time that a request lost its client: why, for how long, and what came of it."""
-    from tools import audit_orphans as command
-
-    sys.exit(command.orphans(journal, form.value))
-
-
-@audit_app.command("memory")
-def audit_memory(journal: JournalArgument, form: FormatOption = Format.TABLE) -> None:
-    """Show the readings of memory that the scheduler has seen, in bytes."""
-    from tools import audit_memory as command
-
-    sys.exit(command.memory(journal, form.value))
 
 
 @app.command()

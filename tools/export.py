@@ -1,9 +1,7 @@
 """`fermata journal export`: part of a journal as a bundle that can be sent to somebody."""
 
-import re
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -15,10 +13,9 @@ from journal.reader import JournalReader
 from scheduler.evolve import fold
 from scheduler.state import STATE_VERSION, SchedulerState
 from tools.replay_life import NoSuchRequest, find_request
+from tools.times import NoTime, moment
 
 DONE, UNUSABLE = 0, 2
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-NS_PER_S = 10**9
 
 
 class NoWindow(Exception):
@@ -44,7 +41,7 @@ def run(path: Path, file: Path, wanted: Wanted) -> int:
             window = window_of(reader, wanted)
             carried = carried_state(reader, window)
             bundle = export(reader, file, window, carried, with_tokens=wanted.with_tokens)
-    except (JournalError, NoWindow, NoSuchRequest) as error:
+    except (JournalError, NoWindow, NoTime, NoSuchRequest) as error:
         print(f"fermata journal export: {error}", file=sys.stderr)
         return UNUSABLE
     steps = f"steps {bundle.first_step} to {bundle.last_step}"
@@ -55,7 +52,7 @@ def run(path: Path, file: Path, wanted: Wanted) -> int:
 
 
 def window_of(reader: JournalReader, wanted: Wanted) -> Window:
-    """The window in whole steps. Raises NoWindow, NoSuchRequest."""
+    """The window in whole steps. Raises NoWindow, NoTime, NoSuchRequest."""
     with reader.transaction() as run:
         ends = bounds(run)
         if ends is None:
@@ -84,22 +81,6 @@ def window_of(reader: JournalReader, wanted: Wanted) -> Window:
             until_seq=whole_step(run, until),
             what=", ".join(words),
         )
-
-
-def moment(text: str, last_ns: int) -> int:
-    """A time: ISO 8601 (UTC unless it says otherwise), or how long before the journal's last event,
-    as in 90m. Raises NoWindow.
-    """
-    if found := re.fullmatch(r"(\d+)([smhd])", text):
-        return last_ns - int(found[1]) * UNITS_S[found[2]] * NS_PER_S
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise NoWindow(
-            f"{text} is no time: write 2026-01-31T12:00, or 90m for as long before the last event"
-        ) from None
-    aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return round(aware.timestamp() * NS_PER_S)
 
 
 def carried_state(reader: JournalReader, window: Window) -> tuple[int, dict[str, object]] | None:

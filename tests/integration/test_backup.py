@@ -110,7 +110,7 @@ def test_running_request_goes_on_from_the_backup(state_folder: Path, tmp_path: P
     for status in (
         journal_info.verify(file),
         journal_info.info(file, as_json=True),
-        audit.misses(file, "csv"),
+        audit.misses(file, audit.Wanted(form="csv")),
         replay.run(file, replay.Wanted()),
     ):
         assert status == 0

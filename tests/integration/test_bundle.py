@@ -1,6 +1,7 @@
 """`fermata journal export` and `compact`: a part that stands alone, and a journal made shorter."""
 
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def step_times(folder: Path) -> list[tuple[int, int]]:
 
 def iso(at_ns: int) -> str:
     """A time as the command takes it, to the microsecond."""
-    return f"{export.datetime.fromtimestamp(at_ns / 1e9, export.UTC):%Y-%m-%dT%H:%M:%S.%f}"
+    return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):%Y-%m-%dT%H:%M:%S.%f}"
 
 
 def exported(folder: Path, file: Path, wanted: export.Wanted) -> Path:

@@ -186,16 +186,16 @@ def test_verify_without_a_journal_exits_2(
 
 
 def test_misses_in_each_format(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit.misses(stopped, "json") == 0
+    assert audit.misses(stopped, audit.Wanted(form="json")) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["parted_at_tokens"], first["parted_because"]) == (0, "unknown")
     assert (second["parted_at_tokens"], second["parted_because"]) == (NUM_TOKENS, "whole")
     restored = second["num_memory_tokens"] + second["num_disk_tokens"]
     assert (restored, second["num_prefilled_tokens"]) == (NUM_TOKENS - 1, 1)
-    assert audit.misses(stopped, "csv") == 0
+    assert audit.misses(stopped, audit.Wanted(form="csv")) == 0
     rows = list(csv.DictReader(StringIO(capsys.readouterr().out)))
     assert [int(row["parted_at_tokens"]) for row in rows] == [0, NUM_TOKENS]
-    assert audit.misses(stopped, "table") == 0
+    assert audit.misses(stopped, audit.Wanted(form="table")) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["received", "request", "prompt"]
     assert [line.split()[1] for line in lines] == [row["request_id"] for row in rows]
@@ -205,6 +205,6 @@ def test_a_table_of_misses_is_bounded(
     stopped: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "TABLE_ROWS", 1)
-    assert audit.misses(stopped, "table") == 0
+    assert audit.misses(stopped, audit.Wanted(form="table")) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("... these are the first 1")
-    assert audit.misses(stopped / "nothing", "table") == 2
+    assert audit.misses(stopped / "nothing", audit.Wanted(form="table")) == 2

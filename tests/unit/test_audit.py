@@ -55,8 +55,8 @@ def test_pauses_as_a_table(stopped: Path, capsys: pytest.CaptureFixture[str]) ->
     assert second[1:5] == [request_id(2), "operator", "waiting", "-"]
     assert (third[8], third[9], third[-1]) == ("-", "disk_full", "open")
     assert last == (
-        "pauses that are over: 1; held for 3000 ms (half of them at most), 3000 ms (90%),"
-        " 3000 ms (99%), 3000 ms (all)"
+        "high: 1 over; held for 3000 ms (half of them at most), 3000 ms (90%), 3000 ms (99%),"
+        " 3000 ms (all)"
     )
 
 
