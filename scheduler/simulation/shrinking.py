@@ -57,8 +57,9 @@ def smaller_ones(story: Story) -> Iterator[Story]:
     for name in story.settings:
         settings = {key: value for key, value in story.settings.items() if key != name}
         yield replace(story, settings=settings)
-    if story.race:
-        yield replace(story, race=0)
+    for name in ("race", "lag"):
+        if getattr(story, name):
+            yield replace(story, **{name: 0})
 
 
 def without_some(things: Sequence[T]) -> Iterator[tuple[T, ...]]:

@@ -53,6 +53,7 @@ class Story:
     ceiling_bytes: int
     state_bytes: int = 0
     race: int = 0
+    lag: int = 0
     settings: dict[str, object] = field(default_factory=dict[str, object])
     visits: tuple[Visit, ...] = ()
     happenings: tuple[Happening, ...] = ()
@@ -81,7 +82,7 @@ def begin(story: Story) -> World:
     """The world of a story, in which nothing has happened yet."""
     settings = small_settings(story.ceiling_bytes, **story.settings)
     hardware = small_machine(story.state_bytes)
-    world = World(settings, hardware, seed=story.seed, race=story.race)
+    world = World(settings, hardware, seed=story.seed, race=story.race, lag=story.lag)
     world.disk.jitter = world.random
     for visit in story.visits:
         world.ask(visit.asked, visit.habits)
@@ -110,6 +111,7 @@ def story_of(seed: int) -> Story:
         ceiling_bytes=ceiling_bytes,
         state_bytes=state_bytes,
         race=random.choice((0, 30, 80)),
+        lag=random.choice((0, 0, 5, 40)),
         settings=settings_of(random),
         visits=tuple(visits_of(random, most_tokens)),
         happenings=tuple(happenings_of(random, ceiling_bytes)),

@@ -41,6 +41,9 @@ from scheduler.streams import StreamHub
 
 PATIENT = Habits()
 
+LONGEST_STEP_MS = 300
+"""What a step takes at most where the loop lags."""
+
 __all__ = ["Asked", "Habits", "Hardware", "Stuck", "World", "nothing"]
 
 
@@ -51,7 +54,8 @@ class Stuck(Exception):
 @dataclass
 class World:
     """See the module's text. `race` is how often, in a hundred, the engine begins its next piece of
-    work before the loop has answered the last. `checks`: every invariant after each step.
+    work before the loop has answered the last, `lag` how often the loop then takes some time for a
+    step, in which more comes than one thing. `checks`: every invariant after each step.
     `watch` is called after each step, `read` may change each reading of the allocator, and
     `ballast_bytes` is what the allocator gave to something that the scheduler knows nothing of.
     The next process begins `downtime_ns` after the end of one, with the settings and the hardware
@@ -62,6 +66,7 @@ class World:
     hardware: Hardware
     seed: int = 0
     race: int = 0
+    lag: int = 0
     checks: bool = True
     downtime_ns: int = 0
     records: Counter[str] = field(default_factory=Counter[str])
@@ -85,6 +90,7 @@ class World:
         self.watch: Callable[[], None] = nothing
         self.read: Callable[[MemoryReading], MemoryReading] = same
         self.is_up = False
+        self.busy_ns = 0
         self.machine = Machine(
             timeline=self.timeline,
             journal=self.journal,
@@ -105,6 +111,7 @@ class World:
         if self.checks and self.process.recovered.snapshot_seq:
             assert_same(self.journal, self.process.recovered)
         self.process.begin()
+        self.busy_ns = 0
         self.is_up = True
         self.doors.open(self.process.loop)
 
@@ -292,8 +299,12 @@ class World:
 
     def step(self) -> bool:
         """A step of the loop, if there is one, and what must hold after it."""
-        if not self.process.loop.step():
+        if self.busy_ns > self.timeline.now_ns or not self.process.loop.step():
             return False
+        if self.lag and self.random.randrange(100) < self.lag:
+            self.busy_ns = (
+                self.timeline.now_ns + self.random.randint(1, LONGEST_STEP_MS) * NS_PER_MS
+            )
         for client in self.clients:
             client.look()
         if self.checks:
@@ -316,7 +327,9 @@ class World:
     def next_moment_ns(self) -> int | None:
         """The next moment at which something can happen."""
         moments = [self.timeline.next_ns()]
-        if self.is_up:
+        if self.is_up and self.busy_ns > self.timeline.now_ns:
+            moments += [self.busy_ns] if self.engine.idle else [self.busy_ns, self.engine.free_ns]
+        elif self.is_up:
             moments += self.process.moments()
         now_ns = self.timeline.now_ns
         coming = [max(moment, now_ns) for moment in moments if moment is not None]
