@@ -103,6 +103,7 @@ def pause_started(state: SchedulerState, event: events.PauseStarted) -> None:
     request = state.get(event.request_id)
     enter(request, "pause_started")
     forget_pause(request)
+    request.saved_tokens = -1  # what a pause before this one had saved may be lost
     request.pause_reason = event.reason
     for wishes in (state.holds, state.orphans):
         if request.number in wishes:

@@ -306,6 +306,21 @@ def test_tail_that_is_still_written_is_waited_for_before_another_one() -> None:
     assert phases(driver) == {"req_a": "paused"}
 
 
+def test_tail_that_was_lost_is_saved_anew_though_the_row_came_no_further() -> None:
+    driver = HoldDriver()
+    driver.ask("", 8)
+    driver.feed()
+    driver.pause("req_a")
+    driver.release("req_a")
+    driver.step(driver.tail_lost("req_a"), driver.restored("req_a", 0))
+    driver.step(driver.chunk_done())
+    assert "tail_save_planned" in kinds(driver.hold("req_a"))
+    assert driver.step(events.ClockTicked()) == [], "nothing of it is saved yet"
+    [pinned] = only(driver.step(driver.tail_saved("req_a")), events.ChainPinned)
+    assert pinned.num_tokens == 8
+    assert pinned.tail_bytes == 8 * driver.model.kv_bytes_per_token
+
+
 def test_row_that_failed_leaves_nothing_saved_behind() -> None:
     driver = HoldDriver(hold_limits(chunk_tokens=16))
     driver.ask("xy", 8)
