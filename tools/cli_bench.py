@@ -124,3 +124,14 @@ def bench_recovery(
 
     size = command.QUICK if quick else command.Size()
     sys.exit(command.run(size, folder, as_json=as_json))
+
+
+@bench.command("whatif")
+def bench_whatif(
+    quick: QuickOption = False, folder: FolderOption = None, as_json: JsonOption = False
+) -> None:
+    """What-ifs against servers that do it. Exit status 1: a target is missed."""
+    from tools import bench_whatif as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))

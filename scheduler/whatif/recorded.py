@@ -59,13 +59,13 @@ class Recorded:
 @dataclass(slots=True)
 class Life:
     """One run of the server, from its start: how long it took to load, when the last was heard of
-    it, and whether it was stopped. One that was not was killed.
+    it, and since when it was stopping. One that never was was killed.
     """
 
     began_ns: int = 0
     load_ns: int = 0
     ended_ns: int = 0
-    stops: bool = False
+    stop_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Reading:
                 if not self.requests:
                     self.model = event.model
             case events.ServerStopping():
-                self.lives[-1].stops = True
+                self.lives[-1].stop_ns = at_ns
             case events.StoreMeasured() if self.free_bytes is None:
                 self.free_bytes = event.free_bytes
             case _:

@@ -69,7 +69,7 @@ class RerunWorld(World):
     def end_life(self, life: Life, away_ns: int) -> None:
         """It ends as it did, and is away for as long."""
         self.downtime_ns = away_ns
-        if life.stops:
+        if life.stop_ns is not None:
             self.stop()
         elif self.is_up:
             raise Killed(power=False)
@@ -126,7 +126,8 @@ class Rerun:
         for life, following in pairwise(self.world.lives):
             away_ns = max(0, following.began_ns - life.ended_ns)
             self.expect(following.began_ns)
-            self.world.plan(life.ended_ns, partial(self.world.end_life, life, away_ns))
+            end_ns = life.ended_ns if life.stop_ns is None else life.stop_ns
+            self.world.plan(end_ns, partial(self.world.end_life, life, away_ns))
 
     def plan_next(self) -> None:
         """The next request, when it is time; one at a time, since there may be many."""

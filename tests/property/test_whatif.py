@@ -1,5 +1,6 @@
 """A journal's requests once more: what is read of it, the fitted costs, and what comes of it."""
 
+from functools import partial
 from random import Random
 
 import msgspec
@@ -21,14 +22,19 @@ from tests.loop_driver import settings_of as small_server
 SIZES = Sizes(token_bytes=1000, block_tokens=64, state_bytes=0)
 
 
-def recorded_world(ceiling: str, num_requests: int = 6) -> World:
-    """A simulated server whose speeds are known, with long prompts under this ceiling."""
+def idle_world(ceiling: str) -> World:
+    """A simulated server whose speeds are known."""
     settings = small_server(
         memory__ceiling=ceiling, memory__reserve="chunk", kv__memory_bytes=0, fake__turn_tokens=0
     )
-    world = World(settings, workstation(), seed=3, checks=False)
+    return World(settings, workstation(), seed=3, checks=False)
+
+
+def recorded_world(ceiling: str, num_requests: int = 6) -> World:
+    """What it does with long prompts under this ceiling."""
+    world = idle_world(ceiling)
     for number in range(num_requests):
-        asked = Asked(30_000 + 4_000 * number, 400 + 50 * number, at_ns=number * 4 * 10**9)
+        asked = Asked(30_000 + 4_000 * number, 250 + 40 * number, at_ns=number * 4 * 10**9)
         world.ask(asked)
     world.run(10**14)
     return world
@@ -110,6 +116,70 @@ def test_unchanged_settings_give_the_recorded_totals(records: list[Record]) -> N
     assert again.held_ms == pytest.approx(recorded.held_ms, rel=0.1)
     assert again.prefilled_tokens == recorded.prefilled_tokens
     assert again.output_tokens == recorded.output_tokens
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_server_that_died_is_away_as_long_as_it_was(power: bool) -> None:
+    world = idle_world("40GB")
+    world.downtime_ns = 50 * 10**9
+    for number in range(2):
+        world.ask(Asked(20_000, 1_500, at_ns=number * 10**9))
+    world.plan(80 * 10**9, partial(world.crash, power=power))
+    world.run(10**14)
+    records = list(world.journal.read())
+    first, second = incident_of(records).lives
+    assert second.began_ns - first.ended_ns >= 50 * 10**9
+    recorded, again = totals_of(records), rerun(records, {})
+    assert (again.requests, again.finished) == (recorded.requests, recorded.finished) == (2, 2)
+    assert again.total_ms == pytest.approx(recorded.total_ms, rel=0.05)
+    assert again.total_ms > 130_000
+
+
+def test_a_server_that_was_stopped_comes_back_when_it_came() -> None:
+    world = idle_world("40GB")
+    world.downtime_ns = 40 * 10**9
+    world.ask(Asked(20_000, 1_500))
+    world.plan(70 * 10**9, world.stop)
+    world.run(10**14)
+    records = list(world.journal.read())
+    assert [life.stop_ns for life in incident_of(records).lives] == [70 * 10**9, None]
+    recorded, again = totals_of(records), rerun(records, {})
+    assert (again.finished, again.pauses) == (recorded.finished, recorded.pauses) == (1, 1)
+    assert again.total_ms == pytest.approx(recorded.total_ms, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def short() -> list[Record]:
+    return list(recorded_world("40GB", num_requests=1).journal.read())
+
+
+def test_weights_take_as_long_to_load_as_they_did(short: list[Record]) -> None:
+    incident = incident_of(short)
+    hardware = hardware_of(incident, gather(short, sizes_of(incident)))
+    quick = rerun_of(incident, settings_of(incident, {}), hardware)
+    quick.run()
+    incident.lives[0].load_ns = 200 * 10**9
+    slow = rerun_of(incident, settings_of(incident, {}), hardware)
+    slow.run()
+    one, other = quick.totals().first_token_p50_ms, slow.totals().first_token_p50_ms
+    assert one is not None
+    assert other is not None
+    assert other > one + 100_000
+
+
+def test_nothing_is_kept_that_nobody_asks_for(short: list[Record]) -> None:
+    incident = incident_of(short)
+    hardware = hardware_of(incident, gather(short, sizes_of(incident)))
+    settings = settings_of(incident, {"journal.snapshot_events": 100})
+    one, other = (rerun_of(incident, settings, hardware) for _ in range(2))
+    other.forget = lambda: None
+    one.run()
+    other.run()
+    assert one.totals() == other.totals()
+    one.forget()
+    journal = one.world.journal
+    assert len(list(journal.read())) < len(list(other.world.journal.read())) // 3
+    assert all(journal.prompt_tokens(row.request_id) is None for row in journal.requests.values())
 
 
 def rerun(records: list[Record], changes: dict[str, object]) -> Totals:
