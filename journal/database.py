@@ -91,6 +91,10 @@ def result_code(error: DBAPIError) -> int | None:
     return None if code is None else code & 0xFF
 
 
+DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+"""What lies there is no database, or not a whole one."""
+
+
 def error_of(error: DBAPIError, file: Path) -> JournalError:
     """What a failure of SQLite means for the caller, by its result code.
 
@@ -103,6 +107,11 @@ def error_of(error: DBAPIError, file: Path) -> JournalError:
         return JournalFull(f"{file}: no space left for a commit; free some, it will be retried")
     if code == sqlite3.SQLITE_BUSY:
         return JournalBroken(f"{file}: another program holds the file locked ({error.orig})")
+    if code in DAMAGED:
+        return JournalBroken(
+            f"{file}: {error.orig}; put a backup in its place, with no -wal and -shm beside it, or "
+            "choose another folder"
+        )
     return JournalBroken(f"{file}: {error.orig}")
 
 
