@@ -37,10 +37,10 @@ def test_each_number_is_held_against_its_own_target() -> None:
 
 def test_the_load_is_two_bursts_that_grow() -> None:
     load = load_of(1)
-    assert [sent.at_ms for sent in load] == [0, 900, 1_800, 9_000, 9_900, 10_800]
+    assert [sent.at_ms for sent in load] == [0, 600, 1_200, 14_000, 14_600, 15_200]
     assert load[0].num_prompt_tokens < load[2].num_prompt_tokens
     assert load[:3] == [
-        type(sent)(sent.at_ms - 9_000, sent.num_prompt_tokens, sent.num_output_tokens)
+        type(sent)(sent.at_ms - 14_000, sent.num_prompt_tokens, sent.num_output_tokens)
         for sent in load[3:]
     ]
 
