@@ -93,6 +93,12 @@ _WRITTEN = {
     "key": "the key of saved KV",
     "probe": "the file by which a disk is tried",
 }
+_WRITTEN_BY = {
+    "create": "created under another name",
+    "write": "written by a piece",
+    "flush": "flushed",
+    "rename": "given its name",
+}
 _READ = ("block", "state", "tail")
 _FOLDERS = {
     "blocks": "a folder of blocks and states",
@@ -102,13 +108,14 @@ _FOLDERS = {
 
 
 def _file_points() -> dict[str, str]:
-    """One by one: whatever lies between two operations on a file is a point of its own."""
+    """Around each operation that leaves something behind, or that may wait for a disk. Closing a
+    file and listing a folder do neither.
+    """
     points: dict[str, str] = {}
     for when, words in _WHEN.items():
         for what, thing in _WRITTEN.items():
-            for operation in ("create", "write", "flush", "close", "rename"):
-                verb = {"create": "created", "close": "closed"}.get(operation, operation)
-                points[f"file.{operation}.{when}.{what}"] = f"{thing}: {verb}, {when}"
+            for operation, done in _WRITTEN_BY.items():
+                points[f"file.{operation}.{when}.{what}"] = f"{thing} {words} {done}"
         for what in ("block", "state", "tail", "probe", "unknown"):
             thing = _WRITTEN.get(what, "a file that nobody knows")
             points[f"file.unlink.{when}.{what}"] = f"{thing} {words} removed"
@@ -118,7 +125,6 @@ def _file_points() -> dict[str, str]:
         for what, thing in _FOLDERS.items():
             points[f"file.flush_folder.{when}.{what}"] = f"{thing} {words} flushed"
         points[f"file.make_folder.{when}"] = f"a folder of the store {words} made"
-        points[f"file.list_folder.{when}"] = f"a folder of the store {words} listed"
     return points
 
 

@@ -32,7 +32,7 @@ def crash(
     workers: Annotated[int, typer.Option(min=1, help="Stories beside each other.")] = 2,
     new_processes: Annotated[
         int, typer.Option(min=0, help="Stories whose servers are new processes, not forked.")
-    ] = 12,
+    ] = 10,
     limit_s: Annotated[
         float, typer.Option(help="Begin no more stories after so many seconds.")
     ] = math.inf,

@@ -33,7 +33,7 @@ SERVED_BY = (
 opened by that.
 """
 
-NEW_PROCESSES = 12
+NEW_PROCESSES = 10
 """Stories whose lives are new processes, where nothing was imported before: with two ends each,
 more than 20 ends.
 """
@@ -199,15 +199,24 @@ def repeated(tale: Tale, wanted: Wanted) -> Report:
 def ended_at_all(points: Sequence[str], wanted: Wanted) -> Report:
     """Ends at each of these points, as often as wanted."""
     began = time.monotonic()
-    planner = Planner(points, wanted.seeds, wanted.seed, list(VARIANTS))
+    planner = Planner(
+        points,
+        wanted.seeds,
+        wanted.seed,
+        list(VARIANTS),
+        looks_first=wanted.limit_s == math.inf,
+    )
     workers = started(wanted)
     told: list[Told] = []
+    interrupted = False
     try:
         deadline = began + wanted.limit_s
         for each in workers.play(lambda: following(planner, wanted, deadline)):
             planner.take(each)
             told.append(each)
             say_problems(each)
+    except KeyboardInterrupt:
+        interrupted = True  # what was found by now is shown
     finally:
         workers.close()
     ends = {point: planner.ends[point] for point in points}
@@ -217,7 +226,7 @@ def ended_at_all(points: Sequence[str], wanted: Wanted) -> Report:
         wanted=wanted.seeds,
         told=told,
         duration_s=duration_s,
-        was_cut=duration_s > wanted.limit_s,
+        was_cut=interrupted or duration_s > wanted.limit_s,
         folder=str(workers.folder),
     )
 
@@ -227,8 +236,9 @@ def following(planner: Planner, wanted: Wanted, deadline: float) -> Tale | None:
     if time.monotonic() >= deadline:
         return None
     tale = planner.next()
-    if tale is None or planner.num_drawn > wanted.new_processes:
+    if tale is None or not tale.lives or planner.num_new_processes >= wanted.new_processes:
         return tale
+    planner.num_new_processes += 1
     return Tale(tale.variant, tale.seed, tale.lives, new_process=True)
 
 

@@ -237,6 +237,8 @@ def check_clients(journal: Journal, evidence: Evidence) -> Iterator[str]:
     """What clients were sent is what the journal holds, each token once and in its place."""
     for client in evidence.clients:
         yield from (f"{client.name}: {problem}" for problem in client.problems)
+        if client.refusal == {"status": 410} and not evidence.allowed.purges:
+            yield f"{client.name}: its answer is not kept any more"
         if not client.is_over:
             yield f"{client.name}: never came to an end"
         for attempt in client.attempts:

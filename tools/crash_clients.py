@@ -154,6 +154,8 @@ class Client:
                 await self.follow(last, found)
             elif found.status == 503:
                 await asyncio.sleep(AGAIN_S)
+            elif found.status == 410:
+                self.refusal = {"status": found.status}
             else:
                 self.problems.append(f"{path}: {found.status} {(await found.body()).decode()}")
 

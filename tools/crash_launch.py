@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
+from scheduler.settings import PREFIX
 from tools import crash_child
 from tools.crash_child import End, LifePlan
 
@@ -61,6 +62,9 @@ def become(order: Order, orders: socket.socket) -> NoReturn:
     """The forked process becomes the life, and ends with it."""
     status = 1
     try:
+        # A plan has all the settings of its life, and the user's own are nobody's business here.
+        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+            del os.environ[name]
         log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, sys.stderr.fileno())
         os.close(log)

@@ -17,14 +17,20 @@ from tools.crash_child import End
 ARMED = 6
 """Points at which one life may be ended at most: with more, all lives would be short."""
 
-MOST_ENDS = 3
+MOST_ENDS = 4
 """Lives of one story that are ended at most."""
+
+MIDDLE = "commit.after.tokens_decoded"
+"""Where a life is ended that only has to come before another."""
 
 ROUNDS = 4
 """So often each variant is played before a point to which none came is given up."""
 
-MISSES = 8
+MISSES = 15
 """So often more than is wanted a point is tried for that was seen before it is given up."""
+
+MANY = 6
+"""Passes of one point in one life."""
 
 Passes = dict[str, int]
 
@@ -93,20 +99,30 @@ class Known:
 
 class Planner:
     """Draws stories until each point has been ended at in `wanted` of them, or is given up. Each
-    story has another seed.
+    story has another seed. `looks_first`: each variant is played once without an end, which shows
+    where it comes; who has little time ends it at once.
     """
 
     def __init__(
-        self, points: Sequence[str], wanted: int, seed: int, variants: Sequence[str]
+        self,
+        points: Sequence[str],
+        wanted: int,
+        seed: int,
+        variants: Sequence[str],
+        *,
+        looks_first: bool = True,
     ) -> None:
         self.points = points
         self.wanted = wanted
         self.seed = seed
+        self.looks_first = looks_first
         self.known = {variant: Known() for variant in variants}
         self.ends: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()
+        self.misses: Counter[tuple[str, str]] = Counter()
         self.played: Counter[str] = Counter()
         self.num_drawn = 0
+        self.num_new_processes = 0
 
     def lacking(self) -> list[str]:
         """The points that have not been ended at as often as wanted, the rarest first."""
@@ -115,9 +131,19 @@ class Planner:
         return sorted(lacking, key=lambda point: len(self.variants_to(point)))
 
     def variants_to(self, point: str) -> list[str]:
-        """The variants that are known to come there, the cheapest first."""
-        found = [name for name, known in self.known.items() if known.comes_to(point)]
-        return sorted(found, key=lambda name: self.known[name].cost_s)
+        """The variants that are known to come there."""
+        return [name for name, known in self.known.items() if known.comes_to(point)]
+
+    def best_for(self, point: str) -> str:
+        """The variant that has missed it least often; of these one whose first life comes there,
+        then the cheapest.
+        """
+
+        def rank(name: str) -> tuple[int, bool, float]:
+            known = self.known[name]
+            return self.misses[point, name], point not in known.first, known.cost_s
+
+        return min(self.variants_to(point), key=rank)
 
     def is_given_up(self, point: str) -> bool:
         if self.tries[point] >= self.wanted + MISSES:
@@ -139,43 +165,59 @@ class Planner:
             variant, target = fewest, None
         else:
             target = seen[0]
-            variant = random.choice(self.variants_to(target)[:3])
+            variant = self.best_for(target)
             self.tries[target] += 1
+            self.misses[target, variant] += 1  # until the contrary is told
         self.played[variant] += 1
         return Tale(variant, seed, self.lives(random, variant, target, lacking))
 
     def lives(
         self, random: Random, variant: str, target: str | None, lacking: Sequence[str]
     ) -> tuple[tuple[End, ...], ...]:
-        """What each life is armed with. The target is in the first life that comes to it."""
+        """What each life is armed with. The target is in the first life that comes to it; a life
+        that could give nothing more is not ended, and the story is over with it.
+        """
         known = self.known[variant]
-        in_first = target is None or target in known.first
-        lives = [armed(random, known.first, lacking, target if in_first else None)]
-        for number in range(random.randrange(1, MOST_ENDS)):
-            wanted = None if in_first or number else target
-            lives.append(armed(random, known.later, lacking, wanted))
-        return tuple(lives)
+        if not known.durations_s:
+            if self.looks_first:
+                return ()
+            return (tuple(End(point, 1) for point in random.sample(lacking, most_of(lacking))),)
+        if target in known.first:
+            first = (drawn(random, target, known.first),)
+        else:
+            middle = (drawn(random, MIDDLE, known.first),)
+            first = armed(random, known.first, lacking) or middle
+        lives: list[tuple[End, ...]] = [first]
+        if target is not None and target not in known.first:
+            lives.append((drawn(random, target, known.later),))
+        num_more = random.randrange(1, MOST_ENDS)
+        more = [armed(random, known.later, lacking) for _ in range(num_more)]
+        return (*lives, *more)
 
     def take(self, told: Told) -> None:
         """A story was played."""
         self.known[told.tale.variant].add(told)
-        self.ends.update({end.point for end in told.ends})
+        for point in {end.point for end in told.ends}:
+            self.ends[point] += 1
+            self.misses[point, told.tale.variant] -= 1
 
 
-def armed(
-    random: Random, passes: Mapping[str, int], lacking: Sequence[str], target: str | None
-) -> tuple[End, ...]:
-    """The ends of one life: the target, or some of the points to which it may come; of a variant of
-    which nothing is known, that is any.
-    """
-    if target is not None:
-        return (drawn(random, target, passes),)
-    points = [point for point in lacking if point in passes] or list(passes or lacking)
-    chosen = random.sample(points, min(ARMED if passes else 2 * ARMED, len(points)))
+def armed(random: Random, passes: Mapping[str, int], lacking: Sequence[str]) -> tuple[End, ...]:
+    """The ends of one life: some of the points to which it may come."""
+    points = [point for point in lacking if point in passes]
+    chosen = random.sample(points, most_of(points))
     return tuple(drawn(random, point, passes) for point in chosen)
 
 
+def most_of(points: Sequence[str]) -> int:
+    """With how many of these a life is armed."""
+    return min(ARMED, len(points))
+
+
 def drawn(random: Random, point: str, passes: Mapping[str, int]) -> End:
-    """An end at one of the passes that a life may have; often the first, which it is sure of."""
-    most = passes.get(point, 1)
-    return End(point, 1 if random.random() < 0.6 else random.randint(1, most))
+    """An end at one of the passes that a life may have: of few often the first, which comes for
+    sure; of many any, since the first ones are all made at a start.
+    """
+    most = passes[point]
+    sure = 0.6 if most < MANY else 0.2
+    return End(point, 1 if random.random() < sure else random.randint(1, most))

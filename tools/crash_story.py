@@ -85,9 +85,10 @@ class Story:
         clients = asyncio.ensure_future(self.crowd.run())
         try:
             async with asyncio.timeout(STORY_LIMIT_S):
-                for number, ends in enumerate((*self.tale.lives, ())):
-                    if await self.life(number, ends, clients):
-                        break
+                armed = dict(enumerate(self.tale.lives))
+                number = 0
+                while not await self.life(number, armed.get(number, ()), clients):
+                    number += 1
         except TimeoutError:
             self.problems.append(f"not over after {STORY_LIMIT_S} s")
             return
@@ -97,7 +98,7 @@ class Story:
         self.problems += problems_of(self.evidence)
 
     async def life(self, number: int, ends: tuple[End, ...], clients: asyncio.Future[None]) -> bool:
-        """One life. True when it came to a clean stop, so that the story is over."""
+        """One life. True after a clean stop with nothing left to do: the story is over."""
         script = self.script
         is_first = number == 0
         plan = LifePlan(
@@ -110,14 +111,15 @@ class Story:
         )
         log = self.folder / "log"
         life = await self.launcher.start(plan, log, new_process=self.tale.new_process)
+        stops_early = self.stops_early(ends) or (script.stops and is_first)
         try:
-            await self.follow(life, clients, stops_early=self.stops_early(ends))
+            await self.follow(life, clients, stops_early=stops_early)
         finally:
             life.kill()
         if life.end is not None:
             self.ends.append(life.end)
             return False
-        return clients.done()
+        return clients.done() and not stops_early
 
     def stops_early(self, ends: tuple[End, ...]) -> bool:
         """Whether a life that is to be ended while it stops is stopped in the middle of its work:
@@ -135,6 +137,8 @@ class Story:
             working = self.some_work() if stops_early else self.all_work(life, clients)
             work = asyncio.ensure_future(working)
             await asyncio.wait((over, work), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()  # an error in it is one of ours
             work.cancel()
             life.kill(signal.SIGTERM)
         listening.cancel()
@@ -145,7 +149,7 @@ class Story:
         if life.end is not None:
             run_id = last_run(self.state)
             self.evidence.at_deaths[run_id] = files_below(self.state / "kv")
-            if self.script.loses:
+            for _ in range(3 if self.script.loses else 0):
                 self.damage("vanish")
         elif status != 0:
             self.problems.append(f"a life ended with status {status}: see its log")

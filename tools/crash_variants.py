@@ -24,7 +24,7 @@ NOTHING = Allowed()
 class Script:
     """One drawn variant. `idle_s`: how long the server is left alone before it is stopped, so that
     upkeep comes. `history`: it starts with a journal that has grown too large. `loses`: files
-    vanish between two lives.
+    vanish between two lives. `stops`: the first life is stopped in the middle of its work.
     """
 
     settings: Groups
@@ -36,6 +36,7 @@ class Script:
     idle_s: float = 0.0
     history: bool = False
     loses: bool = False
+    stops: bool = False
 
 
 QUIET: Groups = {
@@ -136,6 +137,18 @@ def by_hand(rng: Random, *between: str) -> tuple[Act, ...]:
     at = rng.randrange(5, 30)
     verbs = ("pause", "until paused", *between, "resume")
     return tuple(Act(at, verb) for verb in verbs)
+
+
+def stopped(rng: Random) -> Script:
+    """A clean stop comes in the middle of everything, and has little time."""
+    asks = (
+        ask(rng, text_of(rng, 200), 150),
+        ask(rng, text_of(rng, 60), 150),
+        ask(rng, text_of(rng, 80), 150, *by_hand(rng)),
+        ask(rng, text_of(rng, 300), 60, after_tokens=20),
+    )
+    groups = settings(server={"drain_limit_ms": 30}, fake={"step_ms": 2})
+    return Script(groups, asks, stops=True)
 
 
 def held(rng: Random) -> Script:
@@ -290,6 +303,7 @@ VARIANTS: dict[str, Callable[[Random], Script]] = {
         plain,
         states,
         left,
+        stopped,
         held,
         damaged,
         tight_prefill,

@@ -1,10 +1,9 @@
-"""The operating system's files, with a named point before and after each operation.
+"""The operating system's files, with a named point before and after each operation that matters.
 
 Used only in a process that is there to be ended at one of them (see journal/crashpoints.py).
 """
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,8 +58,7 @@ class PointedFiles(OsFiles):
     """
 
     def __init__(self) -> None:
-        self._written: dict[int, str] = {}
-        self._read: dict[int, str] = {}
+        self._whats: dict[int, str] = {}
 
     def make_folder(self, folder: Path) -> None:
         if folder.is_dir():
@@ -73,26 +71,21 @@ class PointedFiles(OsFiles):
         what = what_of(path)
         with between("create", what):
             descriptor = super().create(path)
-            self._written[descriptor] = what
+            self._whats[descriptor] = what
         return descriptor
 
     def write(self, descriptor: int, buffers: Sequence[memoryview]) -> int:
-        with between("write", self._written[descriptor]):
+        with between("write", self._whats[descriptor]):
             return super().write(descriptor, buffers[:1])
 
     def flush(self, descriptor: int) -> None:
-        with between("flush", self._written[descriptor]):
+        with between("flush", self._whats[descriptor]):
             super().flush(descriptor)
 
     def close(self, descriptor: int) -> None:
         # It is forgotten first: the next file may get the same number.
-        self._read.pop(descriptor, None)
-        what = self._written.pop(descriptor, None)
-        if what is None:
-            super().close(descriptor)
-            return
-        with between("close", what):
-            super().close(descriptor)
+        self._whats.pop(descriptor)
+        super().close(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
         with between("rename", what_of(new)):
@@ -106,19 +99,13 @@ class PointedFiles(OsFiles):
         what = what_of(path)
         with between("open", what):
             descriptor = super().open(path)
-            self._read[descriptor] = what
+            self._whats[descriptor] = what
         return descriptor
 
     def read(self, descriptor: int, num_bytes: int) -> bytes:
-        with between("read", self._read[descriptor]):
+        with between("read", self._whats[descriptor]):
             return super().read(descriptor, num_bytes)
 
     def unlink(self, path: Path) -> None:
         with between("unlink", what_is_removed(path)):
             super().unlink(path)
-
-    def list_folder(self, folder: Path) -> Iterable[os.DirEntry[str]]:
-        reach("file.list_folder.before")
-        found = super().list_folder(folder)
-        reach("file.list_folder.after")
-        return found

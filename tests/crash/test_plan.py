@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from tools.crash_child import End
-from tools.crash_plan import ARMED, MISSES, Planner, Tale, Told, parse_tale
+from tools.crash_plan import ARMED, MIDDLE, MISSES, Planner, Tale, Told, parse_tale
 
-POINTS = ("begin", "work", "rare", "again", "never")
+POINTS = ("begin", MIDDLE, "rare", "again", "never")
 COMES_TO = {
-    "quick": ({"begin": 1, "work": 40}, {"begin": 1, "work": 9}),
-    "thorough": ({"begin": 1, "work": 90, "rare": 2}, {"begin": 1, "work": 20, "again": 1}),
+    "quick": ({"begin": 1, MIDDLE: 40}, {"begin": 1, MIDDLE: 9}),
+    "thorough": ({"begin": 1, MIDDLE: 90, "rare": 2}, {"begin": 1, MIDDLE: 20, "again": 1}),
 }
 """For each variant, how often its lives come to points: the first, and later ones."""
 
@@ -40,8 +40,9 @@ def all_played(planner: Planner) -> list[Told]:
     return told
 
 
-def test_each_point_is_ended_at_with_as_many_seeds_as_wanted() -> None:
-    planner = Planner(POINTS, 5, 1, list(COMES_TO))
+@pytest.mark.parametrize("looks_first", [True, False])
+def test_each_point_is_ended_at_with_as_many_seeds_as_wanted(looks_first: bool) -> None:
+    planner = Planner(POINTS, 5, 1, list(COMES_TO), looks_first=looks_first)
     told = all_played(planner)
     seeds = {point: set[int]() for point in POINTS}
     for each in told:
@@ -53,14 +54,14 @@ def test_each_point_is_ended_at_with_as_many_seeds_as_wanted() -> None:
 
 
 def test_a_point_that_is_known_and_always_missed_is_given_up() -> None:
-    planner = Planner(("work",), 3, 1, ["quick"])
-    planner.take(Told(Tale("quick", 0), (), ({"work": 5},), (), 1.0))
+    planner = Planner((MIDDLE,), 3, 1, ["quick"])
+    planner.take(Told(Tale("quick", 0), (), ({MIDDLE: 5},), (), 1.0))
     drawn: list[Tale] = []
     while (tale := planner.next()) is not None:
         drawn.append(tale)
         planner.take(Told(tale, (), ({},), (), 1.0))
     assert 3 + MISSES <= len(drawn) <= 3 + MISSES + 1
-    assert planner.ends["work"] == 0
+    assert planner.ends[MIDDLE] == 0
 
 
 def test_the_same_seed_draws_the_same_stories() -> None:
