@@ -41,6 +41,9 @@ from scheduler.streams import StreamHub
 
 PATIENT = Habits()
 
+MAX_TURNS = 10_000
+"""That one moment of virtual time may have."""
+
 LONGEST_STEP_MS = 300
 """What a step takes at most where the loop lags."""
 
@@ -257,8 +260,13 @@ class World:
     def run(self, limit_ns: int) -> None:
         """Until nothing is left to happen. Raises Stuck when that is not so after `limit_ns`."""
         try:
+            moment_ns, num_turns = -1, 0
             while self.turn():
-                if self.timeline.now_ns > limit_ns:
+                num_turns = num_turns + 1 if self.timeline.now_ns == moment_ns else 0
+                moment_ns = self.timeline.now_ns
+                if num_turns > MAX_TURNS:
+                    raise Stuck(self.describe("time stands still"))
+                if moment_ns > limit_ns:
                     limit_s = limit_ns // NS_PER_S
                     raise Stuck(self.describe(f"not over after {limit_s} virtual s"))
         finally:
