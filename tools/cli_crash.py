@@ -34,7 +34,7 @@ def crash(
         int, typer.Option(min=0, help="Stories whose servers are new processes, not forked.")
     ] = 10,
     limit_s: Annotated[
-        float, typer.Option(help="Begin no more stories after so many seconds.")
+        float, typer.Option(min=1, help="Begin no more stories after so many seconds.")
     ] = math.inf,
     keep: Annotated[
         Path | None, typer.Option(help="Where the state folders of violations are kept.")
@@ -51,6 +51,9 @@ def crash(
         sys.exit(crash_model.run(model, seed, keep, as_json=as_json))
     if model != "fake":
         print(f"fermata: --model {model}: fake, tiny-hybrid or tiny-plain", file=sys.stderr)
+        sys.exit(2)
+    if kills and (points != "all" or story is not None):
+        print("fermata: --kills ends at any moment: give no --points, no --story", file=sys.stderr)
         sys.exit(2)
     if kills:
         sys.exit(crash_kills.run(kills, seed, keep, as_json=as_json))

@@ -124,6 +124,8 @@ def chosen(text: str) -> list[str]:
         return list(POINTS)
     found: dict[str, None] = {}
     for pattern in text.split(","):
+        if not pattern.strip():
+            raise Usage(f"--points {text}: there is an empty name in it")
         names = [name for name in POINTS if fnmatchcase(name, pattern.strip())]
         if not names:
             raise Usage(f"--points {pattern}: no such point; `--list` shows all of them")

@@ -153,10 +153,14 @@ class Launcher:
             self._life.hear(msgspec.json.decode(line, type=News))
 
     async def close(self) -> None:
-        """Hangs up: the launcher ends, and a life that goes on with it."""
-        if self._writer is not None and self._listener is not None:
-            self._writer.close()
-            await self._listener
+        """Hangs up, also when no life was ever begun: the launcher ends, and a life that goes on
+        with it.
+        """
+        if self._writer is None or self._listener is None:
+            self._orders.close()
+            return
+        self._writer.close()
+        await self._listener
 
 
 def fork_launcher(*others: socket.socket) -> tuple[int, socket.socket]:
