@@ -62,10 +62,13 @@ def device_of(blas: str) -> str:
 
 
 def journal_object(path: Path, metrics: SchedulerMetrics) -> dict[str, object]:
-    """Where the journal is, its size or null if that cannot be seen, and what this run wrote."""
+    """Where the journal is, its size with its log or null if that cannot be seen, and what this run
+    wrote.
+    """
     num_bytes: int | None = None
     with suppress(OSError):  # The disk may be broken, or the file be replaced just now.
         num_bytes = path.stat().st_size
+        num_bytes += path.with_name(f"{path.name}-wal").stat().st_size
     return {
         "path": str(path),
         "size_bytes": num_bytes,

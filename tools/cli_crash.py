@@ -47,6 +47,9 @@ def crash(
     from tools import crash as command
     from tools import crash_kills, crash_model
 
+    if model in crash_model.MODELS and kills:
+        print(f"fermata: --kills is for the fake model, not for {model}", file=sys.stderr)
+        sys.exit(2)
     if model in crash_model.MODELS:
         sys.exit(crash_model.run(model, seed, keep, as_json=as_json))
     if model != "fake":

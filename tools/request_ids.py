@@ -22,6 +22,8 @@ def shortest(ids: Iterable[str]) -> dict[str, str]:
 
 def meant(given: str, ids: Iterable[str]) -> str:
     """The id among these that begins as given, with or without `req_`. Raises UnknownRequest."""
+    if not given.strip():
+        raise UnknownRequest("an id is needed: `fermata ps` shows those of open requests")
     start = given if given.startswith(PREFIX) else PREFIX + given
     found = [name for name in ids if name.startswith(start)]
     if len(found) == 1:
