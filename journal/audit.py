@@ -21,6 +21,7 @@ from journal.figures import (
     RunFigures,
     Wait,
 )
+from journal.moments import seqs_within
 from journal.reader import JournalReader
 from journal.span import ALWAYS, Span, Unit
 
@@ -48,7 +49,8 @@ Figures = TypeVar(
 @dataclass(frozen=True, slots=True)
 class _View(Generic[Figures]):
     """`key` names the columns that order the rows, and `after` has values of these before all that
-    occur. Of a span, rows are shown whose time `at` is within it.
+    occur. Of a span, rows are shown whose time `at` is within it; where the first column is that
+    of an event, or of a request, it bounds the search.
     """
 
     cls: type[Figures]
@@ -152,7 +154,7 @@ def _rows(reader: JournalReader, view: _View[Figures], span: Span = ALWAYS) -> I
     marks = ", ".join("?" for _ in view.after)
     within, ends = "", ()
     if span != ALWAYS:
-        within, ends = f"AND {view.at} BETWEEN ? AND ?", span.texts(view.unit)
+        within, ends = _within(reader, view, span)
     query = (
         f"SELECT {names} FROM {view.name} WHERE ({view.key}) > ({marks}) {within}"
         f" ORDER BY {view.key} LIMIT ?"
@@ -166,3 +168,25 @@ def _rows(reader: JournalReader, view: _View[Figures], span: Span = ALWAYS) -> I
         batch = [view.cls(*row) for row in rows]
         yield from batch
         after = tuple(getattr(batch[-1], name) for name in view.key.split(", "))
+
+
+def _within(
+    reader: JournalReader, view: _View[Figures], span: Span
+) -> tuple[str, tuple[int | str, ...]]:
+    """The condition of a span, and its values. Writing the time of each row as text takes long, so
+    it is left to the rows that may be meant.
+    """
+    condition, texts = f"AND {view.at} BETWEEN ? AND ?", span.texts(view.unit)
+    key = view.key.split(", ")[0]
+    if key == view.at:
+        return condition, texts
+    with reader.transaction() as run:
+        if key == "number":
+            query = (
+                "SELECT coalesce(min(number), 0) - 1, coalesce(max(number), 0) FROM request"
+                " WHERE received_ns BETWEEN ? AND ?"
+            )
+            first, last = run(query, (span.first_ns, span.last_ns)).one()
+        else:
+            first, last = seqs_within(run, span)
+    return f"AND {key} > ? AND {key} <= ? {condition}", (first, last, *texts)

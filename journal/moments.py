@@ -35,8 +35,22 @@ def whole_step(run: Run, seq: int) -> int:
 
 def bounds(run: Run) -> tuple[int, int] | None:
     """The first and the last seq; null for a journal without events."""
-    first, last = run("SELECT min(seq), max(seq) FROM events").one()
+    # Each on its own is a look at one end; in one query they would be a scan.
+    query = "SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)"
+    first, last = run(query).one()
     return None if first is None else (first, last)
+
+
+def seqs_within(run: Run, span: Span) -> tuple[int, int]:
+    """Between which two seqs lie those of a span, the first of them not included. Rows of what was
+    before the first event have smaller ones.
+    """
+    ends = bounds(run)
+    if ends is None:
+        return 0, 0
+    before = last_before(run, *ends, span.first_ns)
+    last = last_before(run, *ends, span.last_ns + 1)
+    return 0 if before < ends[0] else before, last
 
 
 def is_within(run: Run, span: Span) -> bool:

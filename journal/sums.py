@@ -10,10 +10,11 @@ from typing import TypeVar
 import msgspec
 
 from journal.figures import CacheHits, FirstTokens, HeldTimes, MissCause
+from journal.moments import seqs_within
 from journal.reader import JournalReader
 from journal.span import ALWAYS, Span
 
-BATCH_ROWS = 1_000
+BATCH_REQUESTS = 1_000
 
 
 class RequestWrites(msgspec.Struct, frozen=True):
@@ -88,9 +89,8 @@ _WRITES = """
         sum(d.outcome <> 'saved'), sum(d.saved_bytes),
         round(coalesce(sum(d.duration_ns), 0) / 1e6, 3)
     FROM disk_write d LEFT JOIN request q ON q.number = d.number
-    WHERE d.number >= ? AND d.at_ns BETWEEN ? AND ?
-    GROUP BY d.number, d.reason, d.part HAVING (d.number, d.reason, d.part) > (?, ?, ?)
-    ORDER BY d.number, d.reason, d.part LIMIT ?
+    WHERE d.number > ? AND d.number <= ? AND d.at_ns BETWEEN ? AND ?
+    GROUP BY d.number, d.reason, d.part ORDER BY d.number, d.reason, d.part
 """
 
 
@@ -116,15 +116,18 @@ def miss_causes(reader: JournalReader, span: Span = ALWAYS) -> list[MissCause]:
 
 def request_writes(reader: JournalReader, span: Span = ALWAYS) -> Iterator[RequestWrites]:
     """What was written for each request, by reason and part, in the order of arrival."""
-    after = (-1, "", "")
-    while True:
-        values = (after[0], span.first_ns, span.last_ns, *after, BATCH_ROWS)
+    with reader.transaction() as run:
+        query = "SELECT min(number), max(number) FROM disk_write WHERE seq > ? AND seq <= ?"
+        first, last = run(query, seqs_within(run, span)).one()
+    if first is None:
+        return
+    # There are few files of each request, so the rows of so many requests are few as well.
+    for number in range(first - 1, last, BATCH_REQUESTS):
+        through = min(number + BATCH_REQUESTS, last)
         with reader.transaction() as run:
+            values = (number, through, span.first_ns, span.last_ns)
             rows = [RequestWrites(*row) for row in run(_WRITES, values).fetchall()]
-        if not rows:
-            return
         yield from rows
-        after = (rows[-1].number, rows[-1].reason, rows[-1].part)
 
 
 def orphan_ends(reader: JournalReader, span: Span = ALWAYS) -> dict[str, int]:
