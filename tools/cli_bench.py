@@ -135,3 +135,14 @@ def bench_whatif(
 
     size = command.QUICK if quick else command.Size()
     sys.exit(command.run(size, folder, as_json=as_json))
+
+
+@bench.command("audit")
+def bench_audit(
+    quick: QuickOption = False, folder: FolderOption = None, as_json: JsonOption = False
+) -> None:
+    """How long each audit takes on ten million events. Exit status 1: a target is missed."""
+    from tools import bench_audit as command
+
+    size = command.QUICK if quick else command.Size()
+    sys.exit(command.run(size, folder, as_json=as_json))
