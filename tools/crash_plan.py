@@ -182,17 +182,26 @@ class Planner:
             if self.looks_first:
                 return ()
             return (tuple(End(point, 1) for point in random.sample(lacking, most_of(lacking))),)
-        if target in known.first:
-            first = (drawn(random, target, known.first),)
+        lives: list[tuple[End, ...]] = []
+        if target is None:
+            lives.append(armed(random, known.first, lacking) or (late(random, known.first),))
+        elif self.is_for_first(target, variant):
+            lives.append((drawn(random, target, known.first),))
         else:
-            middle = (drawn(random, MIDDLE, known.first),)
-            first = armed(random, known.first, lacking) or middle
-        lives: list[tuple[End, ...]] = [first]
-        if target is not None and target not in known.first:
+            lives.append((late(random, known.first),))
             lives.append((drawn(random, target, known.later),))
         num_more = random.randrange(1, MOST_ENDS)
         more = [armed(random, known.later, lacking) for _ in range(num_more)]
         return (*lives, *more)
+
+    def is_for_first(self, target: str, variant: str) -> bool:
+        """Whether the first life is to come to it. Where later ones do as well, each has its turn
+        while it is missed.
+        """
+        known = self.known[variant]
+        if target in known.first and target in known.later:
+            return self.misses[target, variant] % 2 == 1
+        return target in known.first
 
     def take(self, told: Told) -> None:
         """A story was played."""
@@ -207,6 +216,12 @@ def armed(random: Random, passes: Mapping[str, int], lacking: Sequence[str]) -> 
     points = [point for point in lacking if point in passes]
     chosen = random.sample(points, most_of(points))
     return tuple(drawn(random, point, passes) for point in chosen)
+
+
+def late(random: Random, passes: Mapping[str, int]) -> End:
+    """An end in the middle of work, with something behind it that a later life can find."""
+    most = passes[MIDDLE]
+    return End(MIDDLE, random.randint(1 + most // 3, most))
 
 
 def most_of(points: Sequence[str]) -> int:

@@ -103,6 +103,7 @@ def states(rng: Random) -> Script:
         ask(rng, prompt + text_of(rng, 60), 40),
         ask(rng, prompt + text_of(rng, 60), 40, after_tokens=30),
         ask(rng, prompt + text_of(rng, 10), 200, *by_hand(rng), after_tokens=50),
+        ask(rng, text_of(rng, 30), 60, Act(30, "clear"), after_tokens=60),
     )
     fake = {"turn_tokens": 0, "state_bytes": 2_000, "kv_bytes_per_token": 100}
     return Script(settings(fake=fake, kv={"state_every_blocks": 2}), asks)
