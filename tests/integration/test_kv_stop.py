@@ -90,7 +90,7 @@ def test_a_stop_that_may_not_wait_leaves_nothing_behind(
     state_folder: Path, may_write: threading.Event, in_a_hurry: bool
 ) -> None:
     limit_ms = 600_000 if in_a_hurry else 1
-    settings = kv_settings(state_folder, server__drain_limit_ms=limit_ms)
+    settings = kv_settings(state_folder, server__drain_limit_ms=limit_ms, server__hold_limit_ms=1)
 
     async def before(service: Service) -> None:
         await answered(service)
