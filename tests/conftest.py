@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 SMALL_DISK_BYTES = 2**20
@@ -33,3 +34,11 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(("umount", "-l", str(folder)), check=True)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """What a command sets for its own process does not outlive the test that calls it."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)

@@ -220,8 +220,11 @@ def armed(random: Random, passes: Mapping[str, int], lacking: Sequence[str]) -> 
 
 def late(random: Random, passes: Mapping[str, int]) -> End:
     """An end in the middle of work, with something behind it that a later life can find."""
-    most = passes[MIDDLE]
-    return End(MIDDLE, random.randint(1 + most // 3, most))
+    if not passes:
+        return End(MIDDLE, 1)
+    point = MIDDLE if MIDDLE in passes else random.choice(sorted(passes))
+    most = passes[point]
+    return End(point, random.randint(min(most, 1 + most // 3), most))
 
 
 def most_of(points: Sequence[str]) -> int:

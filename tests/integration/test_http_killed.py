@@ -121,11 +121,9 @@ def test_each_way_to_come_back_gives_the_same_answer(tmp_path: Path) -> None:
             assert text.startswith(text_of(seen[word])), "what was sent stays as it was"
             assert text == text_in_journal(tmp_path, id_of(seen[word][0]))
     adopted = recorded(tmp_path, events.RequestAdopted)
-    assert sorted((event.by, event.orphaned_by) for event in adopted) == [
-        ("content", "restart"),
-        ("content", "restart"),
-        ("key", "restart"),
-    ]
+    assert sorted(event.by for event in adopted) == ["content", "content", "key"]
+    # A connection that is cut right before the server dies may still have been seen as lost.
+    assert {event.orphaned_by for event in adopted} <= {"restart", "client_gone"}
     assert len(recorded(tmp_path, events.RequestReceived)) == 7
 
 

@@ -118,9 +118,13 @@ def test_an_older_schema_is_upgraded_by_the_writer_only(tmp_path: Path) -> None:
     # The schema before the first revision is a file without tables.
     file = tmp_path / "journal.db"
     file.touch()
-    with pytest.raises(JournalError, match="`fermata serve` upgrades"):
+    with pytest.raises(JournalError, match="is empty"):
         JournalReader.open(tmp_path)
     Journal.open(tmp_path).close()
+    execute(file, "UPDATE alembic_version SET version_num = '0001'")
+    with pytest.raises(JournalError, match="`fermata serve` upgrades"):
+        JournalReader.open(tmp_path)
+    execute(file, f"UPDATE alembic_version SET version_num = '{tables.SCHEMA}'")
     with JournalReader.open(tmp_path) as reader:
         assert list(reader.read()) == []
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from scheduler.policy import POLICY_VERSION
 from scheduler.whatif.totals import Totals
+from tests.histories.keeping import upgraded
 from tools import export, whatif
 from tools.cli import app
 from tools.whatif import Wanted, lines_of, report_of
@@ -32,7 +33,8 @@ finally:
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     """A server that was killed while a request was held."""
-    return Path(shutil.copy(HISTORIES / "crash_while_paused.db", tmp_path / "journal.db"))
+    with upgraded(HISTORIES / "crash_while_paused.db") as file:
+        return Path(shutil.copy(file, tmp_path / "journal.db"))
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str], *changes: str) -> str:
@@ -74,7 +76,8 @@ def test_another_policy_is_named_before_the_numbers(journal: Path) -> None:
 def test_nothing_is_written_to_the_input(tmp_path: Path, journal: Path) -> None:
     before = journal.read_bytes()
     assert whatif.run(tmp_path, Wanted()) == 0
-    assert [file.name for file in tmp_path.iterdir()] == ["journal.db"]
+    beside = {"journal.db-wal", "journal.db-shm"}  # a reader's empty ones
+    assert {file.name for file in tmp_path.iterdir()} <= {"journal.db"} | beside
     assert journal.read_bytes() == before
 
 
