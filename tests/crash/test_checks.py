@@ -17,7 +17,7 @@ from scheduler.engine.fake_tokenizer import FakeTokenizer
 from scheduler.evolve import fold
 from scheduler.recovery import recover_state
 from scheduler.state import SchedulerState
-from tests.integration.http_server import running
+from tests.integration.http_server import RunningServer, running
 from tools.crash_checks import (
     Evidence,
     check_ends,
@@ -54,6 +54,12 @@ class Listens:
         self.address: str | None = address
 
 
+def stop_in_order(server: RunningServer) -> None:
+    """A stop that waits for the writers: one at once may leave a file that is nobody's yet."""
+    server.begin_stop()
+    server.join()
+
+
 def served(state: Path) -> Evidence:
     """A request is held, the server stops and starts again, and the request goes on to its end."""
     crowd = Crowd([Ask("/v1/completions", BODY, HOLD)], Deeds(str))
@@ -75,10 +81,12 @@ def served(state: Path) -> Evidence:
 
     with running(state, **QUIET) as server:
         asyncio.run(ask(server.url))
+        stop_in_order(server)
     evidence.at_deaths[1] = files_below(state / "kv")
     client.ask = replace(client.ask, acts=())
     with running(state, **QUIET) as server:
         asyncio.run(go_on(server.url))
+        stop_in_order(server)
     return evidence
 
 
