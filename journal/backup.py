@@ -23,6 +23,7 @@ from journal.database import BUSY_TIMEOUT_MS, READER_PRAGMAS, Run, file_uri
 from journal.errors import JournalError
 from journal.files import flush
 from journal.reader import JournalReader
+from journal.untouched import Source
 from journal.verify import verify
 
 PORTION_LENGTH = 4096
@@ -64,18 +65,18 @@ def back_up(path: Path, file: Path, *, replace: bool = False) -> Backup:
     written, and BackupUnsound. Then there is no new file.
     """
     with JournalReader.open(path) as reader:
-        source = reader.file
-    refuse(source, file, replace=replace)
-    with unfinished(file) as (copy, descriptor):
-        copy_moment(source, copy, descriptor)
-        backup = examine(copy)._replace(file=file)
-        try:
-            flush(copy)
-            refuse(source, file, replace=replace)
-            copy.rename(file)
-            flush(file.parent)
-        except OSError as error:
-            raise unwritable(file, error) from error
+        refuse(reader.file, file, replace=replace)
+        with unfinished(file) as (copy, descriptor):
+            with reader.source() as source:
+                copy_moment(source, copy, descriptor)
+            backup = examine(copy)._replace(file=file)
+            try:
+                flush(copy)
+                refuse(reader.file, file, replace=replace)
+                copy.rename(file)
+                flush(file.parent)
+            except OSError as error:
+                raise unwritable(file, error) from error
     return backup
 
 
@@ -118,7 +119,7 @@ def unfinished(file: Path) -> Generator[tuple[Path, int], None, None]:
             Path(name + ending).unlink(missing_ok=True)
 
 
-def copy_moment(source: Path, copy: Path, descriptor: int) -> None:
+def copy_moment(source: Source, copy: Path, descriptor: int) -> None:
     """All pages as they are at one moment. The copy, whose descriptor is given, stands alone then,
     without a log beside it. Raises BackupError.
     """
@@ -126,7 +127,7 @@ def copy_moment(source: Path, copy: Path, descriptor: int) -> None:
     def flush_portion(_status: int, _remaining: int, _total: int) -> None:
         os.fsync(descriptor)
 
-    uri = file_uri(source, "ro")
+    uri = file_uri(*source)
     timeout_s = BUSY_TIMEOUT_MS / 1000
     try:
         with (
@@ -146,7 +147,7 @@ def copy_moment(source: Path, copy: Path, descriptor: int) -> None:
             (mode,) = other.execute("PRAGMA journal_mode = DELETE").fetchone()
             assert mode == "delete", "nobody else has it open"
     except sqlite3.Error as error:
-        raise copy_error(source, copy, error) from error
+        raise copy_error(source.file, copy, error) from error
     except OSError as error:
         raise unwritable(copy.parent, error) from error
 

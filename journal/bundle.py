@@ -308,6 +308,13 @@ def has_tokens(run: Run) -> bool:
     return not is_bundle(run) or bool(run("SELECT max(with_tokens) FROM bundle").scalar())
 
 
+def refuse_changed(reader: JournalReader) -> None:
+    """Raises JournalError for a bundle that somebody has changed; any other journal is let pass."""
+    with reader.transaction() as run:
+        for fault in verify_bundle(run) if is_bundle(run) else ():
+            raise JournalError(f"{reader.file}: {fault}; have it exported again")
+
+
 def verify_bundle(run: Run) -> Iterator[str]:
     """What is wrong with the chain of digests, one line each."""
     described = run("SELECT last_step, num_steps, digest FROM bundle").fetchall()

@@ -19,7 +19,11 @@ from journal.files import Lock, flush, make_folder, make_private, remove_half, r
 from journal.tables import SCHEMA
 
 Durability = Literal["process", "power"]
-Access = Literal["ro", "rw"]
+Access = Literal["ro", "rw", "closed", "left"]
+"""How a file is opened; the last two write nothing at all, into no file. Nobody writes to what is
+`closed`, and what its log may hold is not read. `left` is a log by a writer that has died: its
+index is only read, and made anew in memory.
+"""
 Run = Callable[..., CursorResult[*tuple[Any, ...]]]
 """`exec_driver_sql` of a connection."""
 
@@ -63,9 +67,17 @@ SYNCHRONOUS: dict[Durability, str] = {
 }
 
 
+URI_OPTIONS: dict[Access, str] = {
+    "ro": "mode=ro",
+    "rw": "mode=rw",
+    "closed": "mode=ro&immutable=1",
+    "left": "mode=ro&readonly_shm=1",
+}
+
+
 def file_uri(file: Path, access: Access) -> str:
     """The name by which SQLite opens a file that must exist."""
-    return f"file:{quote(str(file))}?mode={access}"
+    return f"file:{quote(str(file))}?{URI_OPTIONS[access]}"
 
 
 def make_engine(file: Path, access: Access) -> Engine:

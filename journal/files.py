@@ -3,11 +3,14 @@
 import fcntl
 import os
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from journal.errors import JournalError, JournalLocked
 
 NAME = "journal.db"
+LOCK_TRIES, LOCK_PAUSE_S = 3, 0.01
 
 
 def journal_file(path: Path) -> Path:
@@ -80,9 +83,34 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def lock_of(file: Path) -> Path:
+    """What the writer of a journal holds locked."""
+    return file.with_suffix(".lock")
+
+
 def replacement_of(file: Path) -> Path:
     """Where the successor of a journal is written. What lies there at a start is half a file."""
     return file.with_suffix(".new")
+
+
+def has_writer(file: Path) -> bool:
+    """Whether somebody holds the lock of this journal; True as well for who may not ask.
+
+    Who asks holds a lock himself for an instant, which `Lock` lets pass.
+    """
+    try:
+        descriptor = os.open(lock_of(file), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class Lock:
@@ -92,13 +120,13 @@ class Lock:
         """Raises JournalLocked with the id of the process that has it, JournalError when the lock
         file cannot be written.
         """
-        path = file.with_suffix(".lock")
+        path = lock_of(file)
         try:
             self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise unwritable(path, error) from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except OSError as error:
             holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
@@ -112,6 +140,14 @@ class Lock:
         except OSError as error:
             os.close(self._descriptor)
             raise unwritable(path, error) from error
+
+    def _take(self) -> None:
+        """Raises OSError when somebody holds it who does not only ask whether anybody does."""
+        for _ in range(LOCK_TRIES - 1):
+            with suppress(BlockingIOError):
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(LOCK_PAUSE_S)
+        return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
         """Lets another process write. The lock file stays: removing it could part two holders."""

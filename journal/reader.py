@@ -1,7 +1,7 @@
 """Reading a journal beside its writer: read-only, in short transactions, from any thread.
 
 A reader that stays in a transaction holds the writer's log back, so everything is read in bounded
-batches, each on its own.
+batches, each on its own. Where there is no writer, nothing is written: see untouched.py.
 """
 
 from array import array
@@ -22,6 +22,7 @@ from journal.files import journal_file
 from journal.rows import RequestRow
 from journal.tables import SCHEMA
 from journal.tokens import Logprobs
+from journal.untouched import Source, Untouched
 
 
 class Step(NamedTuple):
@@ -36,9 +37,10 @@ class Step(NamedTuple):
 class JournalReader:
     """See the module's text. Use it as a context manager, or close it."""
 
-    def __init__(self, file: Path, engine: Engine) -> None:
+    def __init__(self, file: Path) -> None:
         self.file = file
-        self._engine = engine
+        self._untouched = Untouched(file)
+        self._engines: dict[Source, Engine] = {}
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -46,30 +48,55 @@ class JournalReader:
         there is none or its schema is an older one, JournalTooNew when it is a later one.
         """
         file = journal_file(path)
-        if not file.is_file():
-            raise JournalError(f"{file}: no such journal; give a state folder or a .db file")
-        reader = cls(file, make_engine(file, "ro"))
-        with reader.transaction() as run:
+        with translated(file):
+            if not file.is_file():
+                raise JournalError(f"{file}: no such journal; give a state folder or a .db file")
+        reader = cls(file)
+        try:
+            reader.refuse_unknown()
+        except JournalError:
+            reader.close()
+            raise
+        return reader
+
+    def refuse_unknown(self) -> None:
+        """Raises JournalError for what this release cannot read, JournalTooNew for a later one."""
+        file = self.file
+        with self.transaction() as run:
             found = schema_of(run)
             refuse_foreign(run, file, found)
         if found is None:
-            raise JournalError(f"{file}: is empty, no server has begun to write it")
+            raise JournalError(
+                f"{file}: is empty: no server has begun to write it, or it was copied without its "
+                f"log, {file.name}-wal"
+            )
         if found != SCHEMA:
             raise JournalError(
                 f"{file}: has schema {found}, this release reads {SCHEMA}; `fermata serve` upgrades"
             )
-        return reader
+
+    @contextmanager
+    def source(self) -> Generator[Source, None, None]:
+        """What to open for one transaction, and how, so that nothing is written."""
+        with translated(self.file), self._untouched.source() as source:
+            yield source
 
     @contextmanager
     def transaction(self) -> Generator[Run, None, None]:
         """One consistent view of the file, for a bounded number of rows. Writing is refused."""
-        with translated(self.file), self._engine.connect() as connection:
+        with self.source() as source, self._engine(source).connect() as connection:
             run = connection.exec_driver_sql
             for pragma in READER_PRAGMAS:
                 run(pragma).close()
             run("BEGIN")
             yield run
             run("ROLLBACK")
+
+    def _engine(self, source: Source) -> Engine:
+        """One for each source, of which a reader sees few."""
+        if source not in self._engines:
+            self._engines[source] = make_engine(*source)
+        return self._engines[source]
 
     def read(self, after_seq: int = 0, until_seq: int | None = None) -> Iterator[Record]:
         """The records after `after_seq`, up to and with `until_seq`, in order."""
@@ -120,7 +147,9 @@ class JournalReader:
 
     def close(self) -> None:
         """Gives its connections back."""
-        self._engine.dispose()
+        for engine in self._engines.values():
+            engine.dispose()
+        self._untouched.close()
 
     def __enter__(self) -> Self:
         return self

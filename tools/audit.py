@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from journal import audit, sums
+from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.figures import CacheHits, CacheMiss, MissCause
 from journal.moments import is_within
@@ -61,6 +62,7 @@ def answer(question: Question[Answer], journal: Path, wanted: Wanted) -> int:
     """
     try:
         with JournalReader.open(journal) as reader:
+            refuse_changed(reader)
             write(question, reader, span_of(reader, wanted), wanted.form)
     except (JournalError, NoTime, NothingThere) as error:
         print(f"fermata audit: {error}", file=sys.stderr)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from journal.bundle import Window, export
+from journal.bundle import Window, export, refuse_changed
 from journal.errors import JournalError
 from journal.moments import bounds, end_of_step, last_before, whole_step
 from journal.reader import JournalReader
@@ -38,6 +38,7 @@ def run(path: Path, file: Path, wanted: Wanted) -> int:
     """
     try:
         with JournalReader.open(path) as reader:
+            refuse_changed(reader)
             window = window_of(reader, wanted)
             carried = carried_state(reader, window)
             bundle = export(reader, file, window, carried, with_tokens=wanted.with_tokens)

@@ -27,6 +27,8 @@ def info(path: Path, *, as_json: bool) -> int:
     events = f"{summary.num_events} (seq {summary.first_seq} to {summary.last_seq})"
     phases = ", ".join(f"{count} {phase}" for phase, count in summary.requests.items())
     run = f"the last {summary.last_run_ended_by or 'is not ended'}"
+    if summary.last_run_ended_by is None and summary.log_bytes == 0:
+        run += " and has no log: if this is a copy, what came last may have been left behind"
     lines = {
         "file": f"{summary.file}, {_size(summary.file_bytes)}, log {_size(summary.log_bytes)}",
         "schema": summary.schema,

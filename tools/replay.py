@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.events import Record
 from journal.reader import JournalReader
@@ -57,6 +58,7 @@ def run(path: Path, wanted: Wanted | None = None) -> int:
     wanted = wanted or Wanted()
     try:
         with JournalReader.open(path) as reader:
+            refuse_changed(reader)
             return print_replay(Replay(read(reader, wanted.until)), wanted)
     except (JournalError, NoSuchStep) as error:
         return unusable(error)
@@ -68,6 +70,7 @@ def run_life(path: Path, given: str, *, as_json: bool) -> int:
     """
     try:
         with JournalReader.open(path) as reader:
+            refuse_changed(reader)
             life = life_of(reader.read(), find_request(reader, given))
     except (JournalError, NoSuchRequest) as error:
         return unusable(error)

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.reader import JournalReader
 from tools.replay_life import NoSuchRequest
@@ -24,6 +25,7 @@ def run(path: Path, output: Path, wanted: Wanted | None = None) -> int:
     try:
         check_output(output)
         with JournalReader.open(path) as reader:
+            refuse_changed(reader)
             window = window_of(reader, wanted)
             picture = picture_of(reader.read(0, window.last_seq), reader.file.name, window)
         text = html_of(picture)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from journal.bundle import is_bundle, verify_bundle
+from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.reader import JournalReader
 from scheduler.policy import POLICY_VERSION
@@ -100,9 +100,7 @@ def read_source(path: Path) -> Source:
     file that cannot be read, and NothingRecorded for one without a start or a request.
     """
     with JournalReader.open(path) as reader:
-        with reader.transaction() as read:
-            for fault in verify_bundle(read) if is_bundle(read) else ():
-                raise JournalError(f"{reader.file}: {fault}")
+        refuse_changed(reader)
         try:
             incident = incident_of(reader.read())
         except NothingRecorded as error:

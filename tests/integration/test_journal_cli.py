@@ -36,6 +36,7 @@ def test_info_shows_a_state_folder_or_a_file(
     assert lines["events"] == "13 (seq 1 to 13)"
     assert lines["requests"] == "1 finished, 1 waiting"
     assert lines["snapshots"] == "seq 3"
+    assert lines["runs"].startswith("1, the last is not ended and has no log: if this is a copy")
     assert journal_info.info(folder / "journal.db", as_json=False) == 0
     assert capsys.readouterr().out == shown
 
