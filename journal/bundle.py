@@ -29,7 +29,7 @@ from journal.errors import JournalBroken, JournalError
 from journal.events import Record, StateCarried
 from journal.files import flush
 from journal.moments import bounds
-from journal.queries import event_columns, select_rows
+from journal.queries import BATCH_EVENTS, event_columns, select_rows
 from journal.reader import JournalReader
 from journal.rebuild import Base, Rebuild, load_base
 from journal.rows import Changes, OrphanRow, PauseRow, PhaseRow
@@ -162,8 +162,11 @@ class Writer:
         rebuild = Rebuild(base)
         last: Record | None = None
         for record in self.reader.read(0, self.window.through_seq):
-            rebuild.apply(record)
+            rebuild.fold(record)
             last = record
+            if record.seq % BATCH_EVENTS == 0:
+                rebuild.take_changes(record.seq)  # Only what they come to is written.
+        rebuild.take_changes(self.window.through_seq)
         if carried is not None and last is not None:
             self.put_base(rebuild.base(), last, carried)
         elif base.rows.run is not None:
@@ -195,8 +198,7 @@ class Writer:
         event = StateCarried(state_version=version, through_seq=last.seq, state=dict(state))
         first = msgspec.structs.replace(last, source="fact", event=event)
         self.put_rows(base, last.seq)
-        for _ in self.put_steps([first]):
-            pass  # nothing is made of it: its rows are there
+        self.put_steps([first], None)  # nothing is made of it: its rows are there
 
     def put_rows(self, base: Base, seq: int) -> None:
         """The rows that were open behind this seq, and what a rebuild starts from."""
@@ -249,27 +251,48 @@ class Writer:
     def put_window(self, rebuild: Rebuild) -> None:
         """The events of the window, and what they make of the rows."""
         records = self.reader.read(self.window.through_seq, self.window.until_seq)
-        for record in self.put_steps(records):
-            changes = rebuild.apply(record)
-            if changes is not None:
-                write_changes(self.run, changes)
+        self.put_steps(records, rebuild)
         rebuild.projection.flush()
-        changes = rebuild.projection.take_changes(self.window.until_seq)
+        self.put_changes(rebuild, self.window.until_seq)
+
+    def put_changes(self, rebuild: Rebuild, through_seq: int) -> None:
+        """Writes the rows that events have changed since the last call."""
+        changes = rebuild.take_changes(through_seq)
         if changes is not None:
             write_changes(self.run, changes)
 
-    def put_steps(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Writes records step by step with their digests, and hands them on."""
-        for step, group in groupby(records, key=attrgetter("step")):
-            rows = [(record, event_columns(record)) for record in group]
-            self.run(INSERT_EVENT, [columns for _, columns in rows])
-            self.digest = digest_of(self.digest, [columns for _, columns in rows])
-            self.run("INSERT OR REPLACE INTO step_digest VALUES (?, ?)", (step, self.digest))
-            self.num_steps += 1
-            self.num_events += len(rows)
-            self.first_step = self.first_step or step
-            self.last_step = step
-            yield from (record for record, _ in rows)
+    def put_steps(self, records: Iterable[Record], rebuild: Rebuild | None) -> None:
+        """Writes records step by step with their digests, some steps at a time, and what they make
+        of the rows.
+        """
+        batch: list[Record] = []
+        for _, group in groupby(records, key=attrgetter("step")):
+            batch += group
+            if len(batch) >= BATCH_EVENTS:
+                self.put_batch(batch, rebuild)
+                batch.clear()
+        if batch:
+            self.put_batch(batch, rebuild)
+
+    def put_batch(self, batch: list[Record], rebuild: Rebuild | None) -> None:
+        """Writes some whole steps."""
+        rows: list[tuple[object, ...]] = []
+        digests: list[tuple[int, bytes]] = []
+        for step, group in groupby(batch, key=attrgetter("step")):
+            columns = [event_columns(record) for record in group]
+            self.digest = digest_of(self.digest, columns)
+            rows += columns
+            digests.append((step, self.digest))
+        self.run(INSERT_EVENT, rows)
+        self.run("INSERT OR REPLACE INTO step_digest VALUES (?, ?)", digests)
+        self.num_steps += len(digests)
+        self.num_events += len(rows)
+        self.first_step = self.first_step or batch[0].step
+        self.last_step = batch[-1].step
+        if rebuild is not None:
+            for record in batch:
+                rebuild.fold(record)
+            self.put_changes(rebuild, batch[-1].seq)
 
     def put_tokens(self, rebuild: Rebuild) -> None:
         """Prompts, parameters and output, as much of it as the window knows."""

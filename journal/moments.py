@@ -28,9 +28,13 @@ def end_of_step(run: Run, seq: int) -> int:
 
 def whole_step(run: Run, seq: int) -> int:
     """The last seq of the step to which this one belongs."""
-    query = "SELECT max(seq) FROM events WHERE step = (SELECT step FROM events WHERE seq = ?)"
-    last: int = run(query, (seq,)).scalar_one()
-    return last
+    # It looks no further than the next step: max() would begin at the journal's end.
+    query = (
+        "SELECT seq - 1 FROM events WHERE seq > ? AND step >"
+        " (SELECT step FROM events WHERE seq = ?) ORDER BY seq LIMIT 1"
+    )
+    last: int | None = run(query, (seq, seq)).scalar()
+    return run("SELECT max(seq) FROM events").scalar_one() if last is None else last
 
 
 def bounds(run: Run) -> tuple[int, int] | None:

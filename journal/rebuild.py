@@ -44,12 +44,22 @@ class Rebuild:
 
     def apply(self, record: Record) -> Changes | None:
         """Folds one record and returns the rows that it changed."""
+        self.fold(record)
+        return self.take_changes(record.seq)
+
+    def fold(self, record: Record) -> None:
+        """Folds one record. What it changed is taken with what others do, before it is much."""
         if isinstance(record.event, TokensDecoded):
             for number, count in zip(record.event.numbers, record.event.counts, strict=True):
                 if count:
                     self.counts[number] = self.counts.get(number, 0) + count
         self.projection.apply(record)
-        changes = self.projection.take_changes(record.seq)
+
+    def take_changes(self, through_seq: int) -> Changes | None:
+        """The rows that changed since the last call. `through_seq` is the last seq that was
+        folded.
+        """
+        changes = self.projection.take_changes(through_seq)
         for change in changes.blocks if changes is not None else ():
             apply(self.blocks, change)
         return changes
