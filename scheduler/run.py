@@ -10,10 +10,11 @@ import sqlite3
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 
 import structlog
 
@@ -374,12 +375,13 @@ def server_started(settings: Settings, description: ModelDescription, nonce: int
         configuration=settings.configuration(),
         platform=platform.platform(),
         blas=description.blas,
-        versions=versions(),
+        versions=dict(versions()),
         process_id=os.getpid(),
     )
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """What this process is made of. Nothing is imported for it."""
     found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
     for name in DISTRIBUTIONS:

@@ -367,16 +367,23 @@ def load_settings(
         raise ConfigurationError(f"{config_file} is no file: --config takes a TOML file")
     refuse_unknown_variables(os.environ)
 
-    class FileSettings(Settings):
-        model_config = SettingsConfigDict(toml_file=config_file)
-
+    made: type[Settings] = Settings if config_file is None else settings_of_file(config_file)
     try:
-        return FileSettings(**nested(overrides or {}))  # pyright: ignore[reportArgumentType]
+        return made(**nested(overrides or {}))  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
         raise ConfigurationError(explain(error)) from error
     except (SettingsError, ValueError) as error:
         where = "the environment" if config_file is None else f"{config_file} or the environment"
         raise ConfigurationError(f"{where} cannot be read: {error}") from error
+
+
+def settings_of_file(config_file: Path) -> type[Settings]:
+    """Settings that are also read from a TOML file."""
+
+    class FileSettings(Settings):
+        model_config = SettingsConfigDict(toml_file=config_file)
+
+    return FileSettings
 
 
 def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
