@@ -4,7 +4,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from journal import events
 from scheduler.parameters import RequestParameters, SamplingParameters
@@ -18,6 +20,10 @@ RETRY_NS = 2_000_000_000
 
 Return = Literal["attach", "resend", "never"]
 
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+"""Where they are read from a text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -26,11 +32,11 @@ class Asked:
     the first request.
     """
 
-    num_prompt_tokens: int
-    max_tokens: int
-    at_ns: int = 0
+    num_prompt_tokens: AtLeastOne
+    max_tokens: AtLeastOne
+    at_ns: NotNegative = 0
     ends_turn: bool = False
-    shares: int = 0
+    shares: NotNegative = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ class Process:
             settings.memory.sample_ms, machine.timeline, machine.read_memory, NobodyElse()
         )
         self.sensors.gauge = self.gauge
+        self.has_looked = False
 
     def begin(self) -> None:
         """The first step, and the start of the engine."""
@@ -78,6 +79,17 @@ class Process:
         description = ModelDescription(facts.name, FakeTokenizer(), facts, blas="none")
         started = server_started(self.settings, description, self.nonce)
         self.loop.begin(started, self.engine, cast("KvStore", self.store))
+
+    def step(self) -> bool:
+        """A step of the loop, if there is a fact for one. Where there was none, there is none at
+        the same moment before something is put in, or happens (`has_looked` is for who knows).
+        """
+        wake = self.sensors.wake
+        if self.has_looked and not wake.is_set():
+            return False
+        wake.clear()
+        self.has_looked = not self.loop.step()
+        return not self.has_looked
 
     def moments(self) -> list[int | None]:
         """When the engine is free, and what time itself brings; see `Run.waits_s`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from journal import events
 from journal.events import AnyEvent
 from scheduler.request import Phase, Request
+from scheduler.simulation.choices import Choices
 from scheduler.simulation.disk import SimulatedDisk
 from scheduler.simulation.doors import Doors
 from scheduler.state import SchedulerState
@@ -27,9 +28,11 @@ class Promises:
     pinned: set[str] = field(default_factory=set[str])
     cancelled: set[str] = field(default_factory=set[str])
     ended: set[str] = field(default_factory=set[str])
+    choices: Choices = field(default_factory=Choices)
 
     def note(self, state: SchedulerState, event: AnyEvent) -> None:
         """Each event as it is committed; the facts of its step are folded, its decisions not."""
+        self.choices.note(state, event)
         match event:
             case events.RequestReceived() if event.key_digest:
                 self.keyed.add(event.request_id)
@@ -42,10 +45,12 @@ class Promises:
             case events.RequestResumed():
                 self.goes_on(event)
             case events.RequestAdopted():
-                self.is_adopted(event)
+                self.is_adopted(state, event)
             case events.BlocksEvicted():
-                pinned = [n for n in event.hashes if n in state.index.blocks]
-                assert not any(state.index.blocks[n].pins for n in pinned), "a pinned block goes"
+                blocks = [state.index.blocks.get(name) for name in event.hashes]
+                there = [block for block in blocks if block is not None]
+                assert not any(block.pins for block in there), "a pinned block goes"
+                assert not any(block.leases for block in there), "a block that is in use goes"
             case events.RequestFinished() | events.RequestAborted() | events.RequestCancelled():
                 assert event.request_id not in self.ended, f"{event.request_id} ends twice"
                 self.ended.add(event.request_id)
@@ -58,13 +63,18 @@ class Promises:
         lost = event.num_lost_tokens
         assert not (is_whole and lost), f"{event.request_id} lost {lost} tokens of a pinned chain"
 
-    def is_adopted(self, event: events.RequestAdopted) -> None:
-        """Only what nobody wanted to end, and, without a key, what nobody reads."""
+    def is_adopted(self, state: SchedulerState, event: events.RequestAdopted) -> None:
+        """Only what nobody wanted to end, and, without a key, what nobody reads. What has finished
+        is kept for so long.
+        """
         request_id = event.request_id
         assert request_id not in self.cancelled, f"{request_id} was cancelled, and is adopted"
         if event.by == "content":
             assert request_id not in self.keyed, f"{request_id} has a key, and is adopted without"
             assert not self.num_clients(request_id), f"{request_id} is read, and is adopted"
+        finished = state.remembered.get(request_id)
+        is_kept = finished is None or finished.until_ns > state.now_ns
+        assert is_kept, f"{request_id} is adopted, and its time was over"
 
     def num_clients(self, request_id: str) -> int:
         """How many connections follow an open request."""
@@ -83,6 +93,9 @@ class Promises:
             if has_client and not told:
                 assert self.num_clients(request.request_id), f"{where} has no client"
             assert not request.needs_client or stands(request), f"{where} goes on without a client"
+        for number in state.admitted if state.drained else ():
+            phase = state.requests[number].phase
+            assert phase is Phase.PAUSING, f"{number} is {phase.value} after the end of a drain"
 
     def lose_power(self, ended: set[str]) -> None:
         """The machine was switched off: these ends are left, and nothing else is known."""

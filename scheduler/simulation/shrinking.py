@@ -1,10 +1,8 @@
-"""A story that fails, made smaller while it still fails; and stories as text."""
+"""A story that fails, made smaller while it still fails."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
-
-import msgspec
 
 from scheduler.simulation.clients import Habits
 from scheduler.simulation.stories import Story
@@ -13,16 +11,6 @@ MAX_TRIES = 400
 """Smaller stories that are played at most."""
 
 T = TypeVar("T")
-
-
-def to_text(story: Story) -> str:
-    """The story as one line of JSON, from which it can be read again."""
-    return msgspec.json.encode(story).decode()
-
-
-def from_text(text: str) -> Story:
-    """The inverse of `to_text`. Raises msgspec.ValidationError and msgspec.DecodeError."""
-    return msgspec.json.decode(text, type=Story)
 
 
 def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:

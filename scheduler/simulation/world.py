@@ -94,6 +94,7 @@ class World:
         self.read: Callable[[MemoryReading], MemoryReading] = same
         self.is_up = False
         self.busy_ns = 0
+        self.num_steps = 0
         self.machine = Machine(
             timeline=self.timeline,
             journal=self.journal,
@@ -292,6 +293,7 @@ class World:
         moment_ns = self.next_moment_ns()
         if moment_ns is None:
             return False
+        self.process.has_looked = False
         self.timeline.go_to(moment_ns)
         return True
 
@@ -307,8 +309,9 @@ class World:
 
     def step(self) -> bool:
         """A step of the loop, if there is one, and what must hold after it."""
-        if self.busy_ns > self.timeline.now_ns or not self.process.loop.step():
+        if self.busy_ns > self.timeline.now_ns or not self.process.step():
             return False
+        self.num_steps += 1
         if self.lag and self.random.randrange(100) < self.lag:
             self.busy_ns = (
                 self.timeline.now_ns + self.random.randint(1, LONGEST_STEP_MS) * NS_PER_MS

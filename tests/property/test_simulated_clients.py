@@ -7,11 +7,13 @@ import pytest
 from scheduler.simulation import stories
 from scheduler.simulation.happenings import Happening
 from scheduler.simulation.models import small_machine, small_settings
-from scheduler.simulation.shrinking import from_text, shrink, to_text
-from scheduler.simulation.stories import Story, failure_of, play, story_of
+from scheduler.simulation.scenario import to_text
+from scheduler.simulation.seeds import story_of
+from scheduler.simulation.shrinking import shrink
+from scheduler.simulation.stories import Story, play, tell
 from scheduler.simulation.world import Stuck, World
 
-SEEDS = (*range(30), 42, 45, 46, 48, 54, 65, 102, 112, 282, 563)
+SEEDS = (*range(60), 65, 102, 112, 282, 563)
 """The later ones meet what the first do not, and failed once (563)."""
 
 
@@ -22,12 +24,6 @@ def test_whatever_happens_everybody_ends_and_nothing_is_lost(seed: int) -> None:
     world = play(story)
     assert all(client.over for client in world.clients)
     assert not world.state.requests
-
-
-def test_a_story_is_the_same_when_it_is_read_again() -> None:
-    for seed in range(50):
-        story = story_of(seed)
-        assert from_text(to_text(story)) == story
 
 
 def test_a_story_is_played_the_same_each_time() -> None:
@@ -65,7 +61,10 @@ def test_what_does_not_hold_is_a_failure_and_not_an_error(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(stories, "check_end", check_end)
     story = Story(seed=1, ceiling_bytes=2_000_000, visits=story_of(1).visits[:1])
-    assert failure_of(story) == "AssertionError: 1 clients"
+    told = tell(story)
+    assert told.failure == "AssertionError: 1 clients"
+    assert told.place.endswith(" check_end")
+    assert told.num_steps > 0
     crash = Happening(at_ms=1, kind="crash", word="no such thing")
     monkeypatch.undo()
-    assert not failure_of(Story(seed=1, ceiling_bytes=2_000_000, happenings=(crash,)))
+    assert not tell(Story(seed=1, ceiling_bytes=2_000_000, happenings=(crash,))).failure
