@@ -29,6 +29,7 @@ from tools.cli_options import (
     StateOption,
     UrlOption,
 )
+from tools.cli_simulate import simulate
 from tools.cli_timeline import timeline
 from tools.cli_whatif import whatif
 from tools.nameguard import NameTaken, check_names
@@ -47,6 +48,7 @@ app.add_typer(bench, name="bench")
 app.command()(timeline)
 app.command()(crash)
 app.command()(whatif)
+app.command()(simulate)
 
 API_KEY = "FERMATA_SERVER__API_KEY"
 DEFAULT_STATE = Path("fermata-state")
