@@ -17,7 +17,7 @@ from tools.crash_child import End
 ARMED = 6
 """Points at which one life may be ended at most: with more, all lives would be short."""
 
-MOST_ENDS = 4
+MOST_ENDS = 5
 """Lives of one story that are ended at most."""
 
 MIDDLE = "commit.after.tokens_decoded"
@@ -29,6 +29,7 @@ ROUNDS = 4
 MISSES = 15
 """So often more than is wanted a point is tried for that was seen before it is given up."""
 
+SURE = 0.6
 MANY = 6
 """Passes of one point in one life."""
 
@@ -191,7 +192,8 @@ class Planner:
             lives.append((late(random, known.first),))
             lives.append((drawn(random, target, known.later),))
         num_more = random.randrange(1, MOST_ENDS)
-        more = [armed(random, known.later, lacking) for _ in range(num_more)]
+        # Nobody knows how much the deaths before have left for these to come to.
+        more = [armed(random, known.later, lacking, SURE) for _ in range(num_more)]
         return (*lives, *more)
 
     def is_for_first(self, target: str, variant: str) -> bool:
@@ -211,11 +213,13 @@ class Planner:
             self.misses[point, told.tale.variant] -= 1
 
 
-def armed(random: Random, passes: Mapping[str, int], lacking: Sequence[str]) -> tuple[End, ...]:
+def armed(
+    random: Random, passes: Mapping[str, int], lacking: Sequence[str], sure: float | None = None
+) -> tuple[End, ...]:
     """The ends of one life: some of the points to which it may come."""
     points = [point for point in lacking if point in passes]
     chosen = random.sample(points, most_of(points))
-    return tuple(drawn(random, point, passes) for point in chosen)
+    return tuple(drawn(random, point, passes, sure) for point in chosen)
 
 
 def late(random: Random, passes: Mapping[str, int]) -> End:
@@ -232,10 +236,11 @@ def most_of(points: Sequence[str]) -> int:
     return min(ARMED, len(points))
 
 
-def drawn(random: Random, point: str, passes: Mapping[str, int]) -> End:
+def drawn(random: Random, point: str, passes: Mapping[str, int], sure: float | None = None) -> End:
     """An end at one of the passes that a life may have: of few often the first, which comes for
-    sure; of many any, since the first ones are all made at a start.
+    sure; of many any, since the first ones are all made at a start. `sure` is how often the first.
     """
     most = passes[point]
-    sure = 0.6 if most < MANY else 0.2
+    if sure is None:
+        sure = SURE if most < MANY else 0.2
     return End(point, 1 if random.random() < sure else random.randint(1, most))

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -149,7 +150,7 @@ class Story:
         if life.end is not None:
             run_id = last_run(self.state)
             self.evidence.at_deaths[run_id] = files_below(self.state / "kv")
-            for _ in range(3 if self.script.loses else 0):
+            if self.script.loses:
                 self.damage("vanish")
         elif status != 0:
             self.problems.append(f"a life ended with status {status}: see its log")
@@ -166,19 +167,21 @@ class Story:
         await asyncio.sleep(self.script.idle_s)
 
     def damage(self, verb: str) -> None:
-        """Does something to a saved file."""
-        files = sorted(path for path in (self.state / "kv").rglob("*.safetensors"))
+        """Does something to saved files: to many, since a row reads only some of them."""
+        files = sorted((self.state / "kv").rglob("*.safetensors"))
         if verb == "corrupt tail":
             files = [path for path in files if path.parent.name == "tails"]
-        if not files:
-            return
-        path = self.rng.choice(files)
-        try:
-            if verb in ("remove", "vanish"):
-                path.unlink()
-            else:
-                content = bytearray(path.read_bytes())
-                content[-1] ^= 1
-                path.write_bytes(content)
-        except FileNotFoundError:
-            return  # the server was faster
+        for path in self.rng.sample(files, (2 * len(files) + 2) // 3):
+            # The server may be faster, and have removed it.
+            with suppress(FileNotFoundError):
+                if verb in ("remove", "vanish"):
+                    path.unlink()
+                else:
+                    turn_a_bit(path)
+
+
+def turn_a_bit(path: Path) -> None:
+    """The file is as long as before, and not the same. Raises FileNotFoundError."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)

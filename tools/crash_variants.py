@@ -133,6 +133,13 @@ def left(rng: Random) -> Script:
     return Script(settings(requests=requests, server=server, fake={"step_ms": 1}), asks)
 
 
+def awaited(rng: Random) -> Script:
+    """Prompts that begin alike come together, so that one waits for what another computes."""
+    shared = text_of(rng, 240)
+    asks = tuple(ask(rng, shared + text_of(rng, 20), 40) for _ in range(4))
+    return Script(settings(fake={"prefill_tokens_per_s": 4_000}), asks)
+
+
 def by_hand(rng: Random, *between: str) -> tuple[Act, ...]:
     """Held once it has come somewhere, then something, then let go."""
     at = rng.randrange(5, 30)
@@ -303,6 +310,7 @@ VARIANTS: dict[str, Callable[[Random], Script]] = {
     for variant in (
         plain,
         states,
+        awaited,
         left,
         stopped,
         held,
