@@ -310,7 +310,8 @@ class Run:
             return False
         if self.stopping.drain_is_over() and not self.sensors.drained:
             self.sensors.end_drain()
-        is_empty = not self.state.admitted and not self.state.index.writing_bytes
+        state = self.state
+        is_empty = not (state.admitted or state.leaving or state.index.writing_bytes)
         return is_empty or self.stopping.is_over()
 
     def wait_for_space(self) -> None:

@@ -29,10 +29,10 @@ def crash(
     model: Annotated[
         str, typer.Option(help="fake; or tiny-hybrid or tiny-plain: a run with real files alone.")
     ] = "fake",
-    workers: Annotated[int, typer.Option(min=1, help="Stories beside each other.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Stories beside each other.")] = 4,
     new_processes: Annotated[
-        int, typer.Option(min=0, help="Stories whose servers are new processes, not forked.")
-    ] = 10,
+        int, typer.Option(min=0, help="Ends of servers that are new processes, not forked.")
+    ] = 20,
     limit_s: Annotated[
         float, typer.Option(min=1, help="Begin no more stories after so many seconds.")
     ] = math.inf,

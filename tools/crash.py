@@ -33,10 +33,8 @@ SERVED_BY = (
 opened by that.
 """
 
-NEW_PROCESSES = 10
-"""Stories whose lives are new processes, where nothing was imported before: with two ends each,
-more than 20 ends.
-"""
+NEW_PROCESSES = 20
+"""So many ends at least are of lives that are new processes, where nothing was imported before."""
 
 
 class Usage(Exception):
@@ -50,7 +48,7 @@ class Wanted:
     points: str = "all"
     seeds: int = 5
     seed: int = 1
-    workers: int = 2
+    workers: int = 4
     keep: Path | None = None
     story: str | None = None
     limit_s: float = math.inf
@@ -234,13 +232,14 @@ def ended_at_all(points: Sequence[str], wanted: Wanted) -> Report:
 
 
 def following(planner: Planner, wanted: Wanted, deadline: float) -> Tale | None:
-    """The next story, as long as there is time; the first ones in new processes."""
+    """The next story, as long as there is time; the first ones in new processes, until enough of
+    these have ended.
+    """
     if time.monotonic() >= deadline:
         return None
     tale = planner.next()
-    if tale is None or not tale.lives or planner.num_new_processes >= wanted.new_processes:
+    if tale is None or not tale.lives or planner.num_new_process_ends >= wanted.new_processes:
         return tale
-    planner.num_new_processes += 1
     return Tale(tale.variant, tale.seed, tale.lives, new_process=True)
 
 
@@ -285,6 +284,17 @@ def show(report: Report) -> None:
         print(f"violation: fermata crash --story {told}; its folder is in {report.folder}")
 
 
+def by_variant(told: Sequence[Told]) -> dict[str, dict[str, float]]:
+    """Of each variant how many stories, ends and seconds."""
+    found: dict[str, dict[str, float]] = {}
+    for each in told:
+        sums = found.setdefault(each.tale.variant, {"stories": 0, "ends": 0, "seconds": 0.0})
+        sums["stories"] += 1
+        sums["ends"] += len(each.ends)
+        sums["seconds"] = round(sums["seconds"] + each.duration_s, 1)
+    return found
+
+
 def as_object(report: Report) -> dict[str, object]:
     """The same for programs."""
     return {
@@ -296,6 +306,7 @@ def as_object(report: Report) -> dict[str, object]:
             {"story": str(told), "problems": told.problems} for told in report.violations
         ],
         "unreached": report.unreached,
+        "variants": by_variant(report.told),
         "was_cut": report.was_cut,
         "duration_s": round(report.duration_s, 1),
     }

@@ -121,9 +121,10 @@ class Planner:
         self.ends: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()
         self.misses: Counter[tuple[str, str]] = Counter()
+        self.aims: dict[int, str] = {}
         self.played: Counter[str] = Counter()
         self.num_drawn = 0
-        self.num_new_processes = 0
+        self.num_new_process_ends = 0
 
     def lacking(self) -> list[str]:
         """The points that have not been ended at as often as wanted, the rarest first."""
@@ -165,12 +166,21 @@ class Planner:
         if not seen or not self.played[fewest]:
             variant, target = fewest, None
         else:
-            target = seen[0]
+            target = self.target_of(seen)
             variant = self.best_for(target)
+            self.aims[seed] = target
             self.tries[target] += 1
             self.misses[target, variant] += 1  # until the contrary is told
         self.played[variant] += 1
         return Tale(variant, seed, self.lives(random, variant, target, lacking))
+
+    def target_of(self, seen: Sequence[str]) -> str:
+        """The first at which there will not have been ends enough when all stories that aim at it
+        and are still being played come to it.
+        """
+        aims = Counter(self.aims.values())
+        open_ones = (point for point in seen if self.ends[point] + aims[point] < self.wanted)
+        return next(open_ones, seen[0])
 
     def lives(
         self, random: Random, variant: str, target: str | None, lacking: Sequence[str]
@@ -197,17 +207,20 @@ class Planner:
         return (*lives, *more)
 
     def is_for_first(self, target: str, variant: str) -> bool:
-        """Whether the first life is to come to it. Where later ones do as well, each has its turn
-        while it is missed.
+        """Whether the first life is to come to it. Where later ones do as well, each third try is
+        theirs while it is missed.
         """
         known = self.known[variant]
         if target in known.first and target in known.later:
-            return self.misses[target, variant] % 2 == 1
+            return self.misses[target, variant] % 3 > 0
         return target in known.first
 
     def take(self, told: Told) -> None:
         """A story was played."""
         self.known[told.tale.variant].add(told)
+        self.aims.pop(told.tale.seed, None)
+        if told.tale.new_process:
+            self.num_new_process_ends += len(told.ends)
         for point in {end.point for end in told.ends}:
             self.ends[point] += 1
             self.misses[point, told.tale.variant] -= 1

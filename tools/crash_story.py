@@ -37,7 +37,7 @@ def script_of(tale: Tale) -> Script:
 
 
 class Story:
-    """See the module's text. `history` is a state folder whose journal has grown too large."""
+    """See the module's text. `beginning` is a state folder that it starts with a copy of."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Story:
         tale: Tale,
         script: Script,
         *,
-        history: Path | None = None,
+        beginning: Path | None = None,
         model: str = "fake",
         tokenizer: Tokenizer | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Story:
         self.state = folder / "state"
         self.launcher = launcher
         self.tale = tale
-        self.history = history
+        self.beginning = beginning
         self.script = script
         self.model = model
         self.rng = Random(f"damage {tale.variant} {tale.seed}")
@@ -81,8 +81,8 @@ class Story:
     async def live(self) -> None:
         """The lives, and then the checks."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.script.history and self.history is not None:
-            shutil.copytree(self.history, self.state)
+        if self.beginning is not None:
+            shutil.copytree(self.beginning, self.state)
         clients = asyncio.ensure_future(self.crowd.run())
         try:
             async with asyncio.timeout(STORY_LIMIT_S):
@@ -106,9 +106,9 @@ class Story:
             state=str(self.state),
             settings={"model": self.model, **script.settings},
             ends=ends,
-            faults=script.faults if is_first else (),
-            failures=script.failures if is_first else (),
-            ballast=script.ballast if is_first else (),
+            faults=script.faults,
+            failures=script.failures,
+            ballast=script.ballast,
         )
         log = self.folder / "log"
         life = await self.launcher.start(plan, log, new_process=self.tale.new_process)

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from tools.crash_checks import Allowed
 from tools.crash_child import Ballast, Fault, RowFailure
@@ -22,9 +22,10 @@ NOTHING = Allowed()
 
 @dataclass(frozen=True)
 class Script:
-    """One drawn variant. `idle_s`: how long the server is left alone before it is stopped, so that
-    upkeep comes. `history`: it starts with a journal that has grown too large. `loses`: files
-    vanish between two lives. `stops`: the first life is stopped in the middle of its work.
+    """One drawn variant. `faults`, `failures` and `ballast` befall each life. `idle_s`: how long
+    the server is left alone before it is stopped, so that upkeep comes. `journal` is what it starts
+    with: none at all, an empty one, or one that has grown too large. `loses`: files vanish between
+    two lives. `stops`: the first life is stopped in the middle of its work.
     """
 
     settings: Groups
@@ -34,7 +35,7 @@ class Script:
     failures: tuple[RowFailure, ...] = ()
     ballast: tuple[Ballast, ...] = ()
     idle_s: float = 0.0
-    history: bool = False
+    journal: Literal["none", "empty", "grown"] = "empty"
     loses: bool = False
     stops: bool = False
 
@@ -93,7 +94,8 @@ def plain(rng: Random) -> Script:
         ask(rng, text_of(rng, 90), 400, Act(10, "cancel"), after_tokens=30),
         ask(rng, text_of(rng, 50), 400, Act(8, "leave"), after_tokens=60),
     )
-    return Script(settings(scheduler={"max_rows": 3, "chunk_tokens": 48}), asks)
+    groups = settings(scheduler={"max_rows": 3, "chunk_tokens": 48})
+    return Script(groups, asks, journal="none")
 
 
 def states(rng: Random) -> Script:
@@ -236,17 +238,22 @@ def crowded_out(rng: Random) -> Script:
 
 
 def full(rng: Random) -> Script:
-    """The disk of saved KV is full for a while, also in the middle of a pause."""
-    first = rng.randrange(3, 20)
-    what = rng.choice(("block", "tail"))
-    first = 1 if what == "tail" else first
+    """The disk of saved KV is full for a while, and is tried again until it has room."""
+    first = rng.randrange(2, 12)
     error = rng.choice((errno.ENOSPC, errno.EIO))
-    fault = Fault(f"file.write.before.{what}", error, first, first)
+    fault = Fault("file.write.before.block", error, first, first)
     asks = (
-        ask(rng, text_of(rng, 200), 100, *by_hand(rng)),
-        ask(rng, text_of(rng, 120), 400, *by_hand(rng)),
-        ask(rng, text_of(rng, 40), 500, after_tokens=20),
+        ask(rng, text_of(rng, 200), 60, *by_hand(rng)),
+        ask(rng, text_of(rng, 120), 120, *by_hand(rng)),
+        ask(rng, text_of(rng, 40), 180, after_tokens=20),
     )
+    return Script(settings(fake={"turn_tokens": 0, "step_ms": 10}), asks, faults=(fault,))
+
+
+def full_tails(rng: Random) -> Script:
+    """The disk is full in the middle of a pause."""
+    fault = Fault("file.write.before.tail", rng.choice((errno.ENOSPC, errno.EIO)))
+    asks = tuple(ask(rng, text_of(rng, length), 60, *by_hand(rng)) for length in (120, 60, 40))
     return Script(settings(fake={"turn_tokens": 0, "step_ms": 4}), asks, faults=(fault,))
 
 
@@ -274,7 +281,7 @@ def refused(rng: Random) -> Script:
         ask(rng, text_of(rng, 100), 40),
         ask(rng, text_of(rng, 2_100), 40),
         ask(rng, text_of(rng, 100), 60, after_tokens=10),
-        ask(rng, text_of(rng, 100), 1_900, after_tokens=20),
+        ask(rng, text_of(rng, 100), 1_000, after_tokens=20),
         ask(rng, text_of(rng, 2_200), 1, stream=False),
     )
     failures = (
@@ -284,7 +291,7 @@ def refused(rng: Random) -> Script:
         RowFailure(3, "prefill", 0),
     )
     requests = {"max_deaths": 100, "max_retries": 1, "max_age_s": 1}
-    fake = {"turn_tokens": 0, "context_tokens": 2_048, "step_ms": 2}
+    fake = {"turn_tokens": 0, "context_tokens": 2_048, "step_ms": 5}
     groups = settings(requests=requests, fake=fake)
     return Script(groups, asks, Allowed(aborts=True), failures=failures)
 
@@ -296,7 +303,7 @@ def kept_up(rng: Random) -> Script:
         requests={"max_deaths": 100, "retention_s": 0},
         journal={**QUIET["journal"], "keep_bytes": 2**20},
     )
-    return Script(groups, asks, Allowed(purges=True), idle_s=1.6, history=True)
+    return Script(groups, asks, Allowed(purges=True), idle_s=1.6, journal="grown")
 
 
 def long_log(rng: Random) -> Script:
@@ -319,6 +326,7 @@ VARIANTS: dict[str, Callable[[Random], Script]] = {
         tight_decode,
         crowded_out,
         full,
+        full_tails,
         unreadable,
         crowded_disk,
         refused,

@@ -20,12 +20,14 @@ from typing import NoReturn
 
 import msgspec
 
+from journal.journal import Journal
 from tools.bench_history import HistoryWriter
 from tools.crash_launch import Launcher, fork_launcher, leave
 from tools.crash_plan import Tale, Told
 from tools.crash_story import Story, script_of
 
 HISTORY = "history"
+EMPTY = "empty"
 HISTORY_EVENTS = 6_000
 """More than a mebibyte of them: a journal that is shortened at the least size that can be set."""
 
@@ -71,7 +73,7 @@ class Workers:
 
     def start(self, count: int) -> None:
         """Called by a process with one thread."""
-        forked(lambda: write_history(self.folder / HISTORY))
+        forked(lambda: write_journals(self.folder))
         for number in range(count):
             ours, theirs = socket.socketpair()
             pid = os.fork()
@@ -106,14 +108,16 @@ class Workers:
             worker.line.close()
         for worker in self.workers:
             os.waitpid(worker.pid, 0)
-        shutil.rmtree(self.folder / HISTORY, ignore_errors=True)
+        for name in (HISTORY, EMPTY):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         with suppress(OSError):
             self.folder.rmdir()  # stays when a story that went wrong is in it
 
 
-def write_history(state: Path) -> None:
-    """A journal that has grown too large, of requests that ended a while ago."""
-    writer = HistoryWriter(state, seed=1, at_ns=time.time_ns() - 3600 * 10**9)
+def write_journals(folder: Path) -> None:
+    """One that has grown too large, of requests that ended a while ago; and one without events."""
+    Journal.open(folder / EMPTY).close()
+    writer = HistoryWriter(folder / HISTORY, seed=1, at_ns=time.time_ns() - 3600 * 10**9)
     while writer.state.seq < HISTORY_EVENTS:
         writer.generation()
     writer.journal.close()
@@ -161,7 +165,9 @@ async def play_all(line: socket.socket, orders: socket.socket, folder: Path, nam
         number += 1
         place = folder / f"{name}-{number}"
         asked = msgspec.json.decode(tale, type=Tale)
-        story = Story(place, launcher, asked, script_of(asked), history=folder / HISTORY)
+        script = script_of(asked)
+        beginning = {"grown": folder / HISTORY, "empty": folder / EMPTY}.get(script.journal)
+        story = Story(place, launcher, asked, script, beginning=beginning)
         told = await story.play()
         if not told.problems:
             shutil.rmtree(place)

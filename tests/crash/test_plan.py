@@ -64,6 +64,15 @@ def test_a_point_that_is_known_and_always_missed_is_given_up() -> None:
     assert planner.ends[MIDDLE] == 0
 
 
+def test_stories_beside_each_other_aim_at_different_points() -> None:
+    planner = Planner(("rare", "again"), 1, 1, ["thorough"])
+    planner.take(Told(Tale("thorough", 0), (), COMES_TO["thorough"], (), 1.0))
+    planner.next()
+    planner.next()
+    assert sorted(planner.aims.values()) == ["again", "rare"]
+    assert planner.next() is not None, "a story may miss what it aims at"
+
+
 def test_the_same_seed_draws_the_same_stories() -> None:
     drawn = [[t.tale for t in all_played(Planner(POINTS, 2, 7, list(COMES_TO)))] for _ in range(2)]
     assert drawn[0] == drawn[1]

@@ -16,6 +16,9 @@ import pytest
 
 from journal import events
 from journal.reader import JournalReader
+from scheduler.engine.fake import FakeEngine, FakeSource
+from scheduler.engine.model import ModelDescription
+from scheduler.settings import FakeSettings
 from tests.integration.http_server import TIMEOUT_S, running
 from tests.integration.kv_serving import (
     BLOCK_TOKENS,
@@ -254,3 +257,36 @@ def test_stop_while_the_journal_has_no_space(small_disk: Path) -> None:
     larger = ("mount", "-o", "remount,size=64M", str(small_disk))
     subprocess.run(larger, check=True, capture_output=True)
     finish(small_disk, client)
+
+
+class Freeing(FakeEngine):
+    """An engine that gives the bytes of a row back only once it may."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.may_free = threading.Event()
+
+    def drop_row(self, number: int) -> None:
+        assert self.may_free.wait(TIMEOUT_S)
+        super().drop_row(number)
+
+
+class FreeingSource(FakeSource):
+    """A model on such an engine."""
+
+    def make_engine(self, description: ModelDescription, nonce: int) -> Freeing:
+        self.engine = Freeing(description.facts, nonce, self.settings)
+        return self.engine
+
+
+def test_a_stop_waits_for_the_bytes_of_rows_that_have_ended(tmp_path: Path) -> None:
+    """Else the last of the journal would still count them."""
+    source = FreeingSource(FakeSettings())
+    with running(tmp_path, source, kv=FREE) as server:
+        body = {"model": "default", "prompt": "short", "max_tokens": 3}
+        assert server.http.post("/v1/completions", json=body).status_code == 200
+        server.begin_stop()
+        wait_for(tmp_path, events.ServerStopping)
+        source.engine.may_free.set()
+        server.join()
+    assert len(recorded(tmp_path, events.KvFreed)) == 1
