@@ -177,7 +177,7 @@ def damaged(rng: Random) -> Script:
     """Files go bad while requests are held, and vanish while no server runs."""
     asks = (
         ask(rng, text_of(rng, 200), 150, *by_hand(rng, rng.choice(("corrupt", "remove")))),
-        ask(rng, text_of(rng, 120), 120, *by_hand(rng, rng.choice(("corrupt", "corrupt tail")))),
+        ask(rng, text_of(rng, 120), 120, *by_hand(rng, "corrupt tail")),
         ask(rng, text_of(rng, 30), 60, after_tokens=40),
     )
     fake = {"turn_tokens": 0, "state_bytes": rng.choice((0, 2_000))}
