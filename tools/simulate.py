@@ -104,10 +104,10 @@ class Tally:
 
 def run(wanted: Wanted) -> int:
     """Plays seeds, and prints what came of them. Returns 0; 1 when something does not hold, or a
-    situation is missing among enough seeds; 2 for numbers that cannot be.
+    situation is missing among enough seeds; 2 for numbers, or a folder, that cannot be.
     """
-    if wanted.seeds < 1 or wanted.seed < 0 or wanted.workers < 1:
-        return refuse("--seeds and --workers are at least 1, --seed is not negative")
+    if why := why_unusable(wanted):
+        return refuse(why)
     began_s = time.monotonic()
     tally = play_all(wanted)
     duration_s = time.monotonic() - began_s
@@ -126,6 +126,18 @@ def run(wanted: Wanted) -> int:
     if wanted.as_json:
         print(msgspec.json.encode(report).decode())
     return report.status
+
+
+def why_unusable(wanted: Wanted) -> str:
+    """What is wrong with what is asked for; empty when nothing is. Makes the folder."""
+    if wanted.seeds < 1 or wanted.seed < 0 or wanted.workers < 1:
+        return "--seeds and --workers are at least 1, --seed is not negative"
+    try:
+        if wanted.out is not None:
+            wanted.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"--out {wanted.out}: {error.strerror}"
+    return ""
 
 
 def refuse(why: str) -> int:
@@ -198,7 +210,6 @@ def shrunk_file(seed: int, told: Told, out: Path | None) -> Path | None:
     story = shrink(story_of(seed), lambda smaller: tell(smaller).place == told.place)
     say_progress("")
     folder = Path(tempfile.mkdtemp(prefix="fermata-simulate-")) if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"seed-{seed}.json"
     file.write_text(to_text(story) + "\n")
     return file

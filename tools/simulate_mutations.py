@@ -14,15 +14,16 @@ from pathlib import Path
 
 import msgspec
 
+from scheduler.simulation.stories import Told
 from tools.mutations import MUTATIONS, Mutation
-from tools.simulate import DONE, FOUND, Wanted, refuse, say_progress
+from tools.simulate import DONE, FOUND, Wanted, refuse, say_progress, why_unusable
 from tools.simulate_workers import Worker, Workers, packages_folder
 
 PACKAGES = ("journal", "migrations", "scheduler")
 
 
 class MutationError(Exception):
-    """A mutation that is not one of the source as it is."""
+    """A mutation that is not one of the source as it is, or cannot be played."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +58,9 @@ class Hunt:
             for worker, lines in workers.hear():
                 failed = [line for line in lines if line.told.failure]
                 if failed:
-                    told = failed[0].told
-                    self.end(worker, failed[0].seed, told.failure, told.place)
+                    self.end(worker, failed[0].seed, failed[0].told)
                 elif worker.is_over:
-                    self.end(worker, None)
+                    self.end(worker, None, Told())
                 else:
                     continue
                 workers.remove(worker)
@@ -76,14 +76,18 @@ class Hunt:
         self.began_s[worker] = mutation, began_s
         workers.add(worker)
 
-    def end(self, worker: Worker, seed: int | None, failure: str = "", place: str = "") -> None:
-        """This is what came of one."""
+    def end(self, worker: Worker, seed: int | None, told: Told) -> None:
+        """This is what came of one. Raises MutationError where its process has ended of something
+        else than a story: that shows nothing.
+        """
         mutation, began_s = self.began_s.pop(worker)
+        if told.failure and not told.place and not worker.was_killed:
+            raise MutationError(f"mutation {mutation.name}: {told.failure}")
         found = Found(
             name=mutation.name,
             seed=seed,
-            failure=failure,
-            place=place,
+            failure=told.failure,
+            place=told.place,
             duration_s=round(time.monotonic() - began_s, 1),
         )
         self.found.append(found)
@@ -99,8 +103,8 @@ def run(wanted: Wanted, only: str | None) -> int:
     chosen = [mutation for mutation in MUTATIONS if only in (None, mutation.name)]
     if not chosen:
         return refuse(f"there is no mutation {only!r}; `--mutations --list` shows them")
-    if wanted.seeds < 1 or wanted.seed < 0 or wanted.workers < 1:
-        return refuse("--seeds and --workers are at least 1, --seed is not negative")
+    if why := why_unusable(wanted):
+        return refuse(why)
     seeds = range(wanted.seed, wanted.seed + wanted.seeds)
     with tempfile.TemporaryDirectory(prefix="fermata-mutations-") as folder:
         hunt = Hunt(Path(folder), seeds, deque(chosen))

@@ -35,13 +35,14 @@ def without_settings() -> dict[str, str]:
 
 class Worker:
     """One process, and the seeds that it plays, of which it has told so many. `is_over`: it has
-    ended by itself. `words` is what it said last that is told of no seed.
+    ended. `words` is what it said last that is told of no seed, or why it `was_killed`.
     """
 
     def __init__(self, folder: Path, seeds: range) -> None:
         self.seeds = seeds
         self.num_told = 0
         self.is_over = False
+        self.was_killed = False
         self.rest = b""
         self.words = ""
         numbers = [str(number) for number in (seeds.start, seeds.stop, seeds.step)]
@@ -75,6 +76,7 @@ class Worker:
     def kill(self, why: str) -> None:
         """Ends it, for this reason."""
         self.words = why
+        self.was_killed = True
         self.process.kill()
 
     def close(self) -> None:

@@ -180,14 +180,23 @@ def test_a_text_that_is_not_there_once_is_no_mutation(source: str) -> None:
         mutated(mutation, source)
 
 
-def test_a_mutation_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        (LOST_BYTES.name, "InvariantBroken: reserved bytes are"),
+        ("room up to the ceiling", "AssertionError: req_"),
+        ("held ones overtake each other", "AssertionError: req_"),
+        ("drain holds nobody", "AssertionError: 1 is decoding after the end of a drain"),
+    ],
+)
+def test_a_mutation_is_found(name: str, failure: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = Wanted(seeds=20, workers=1, as_json=True)
-    assert simulate_mutations.run(wanted, LOST_BYTES.name) == 0
+    assert simulate_mutations.run(wanted, name) == 0
     shown, count, last = capsys.readouterr().out.splitlines()
     [found] = json.loads(last)["found"]
-    assert found["name"] == LOST_BYTES.name
-    assert found["failure"].startswith("InvariantBroken: reserved bytes are")
-    assert shown.startswith(f"{LOST_BYTES.name}: seed {found['seed']}, ")
+    assert found["name"] == name
+    assert found["failure"].startswith(failure)
+    assert shown.startswith(f"{name}: seed {found['seed']}, ")
     assert count == "1 of 1 mutations found within 20 seeds, 0 not found, 0 not played"
 
 
@@ -204,6 +213,15 @@ def test_one_that_nobody_notices_is_told(
     monkeypatch.setattr(simulate_mutations, "MUTATIONS", (lost,))
     assert simulate_mutations.run(Wanted(seeds=1), None) == 1
     assert "its text is in scheduler/policy.py 0 times" in capsys.readouterr().err
+
+
+def test_one_that_cannot_be_played_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulate_mutations, "mutated_copy", lambda *_: tmp_path)
+    assert simulate_mutations.run(Wanted(seeds=1, workers=1), LOST_BYTES.name) == 1
+    words = f"fermata simulate: mutation {LOST_BYTES.name}: the process ended: AssertionError: the"
+    assert capsys.readouterr().err.startswith(words)
 
 
 # Scenario files
@@ -280,6 +298,7 @@ def test_a_scenario_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["--mutations", "--only", "no such one"],
         ["--only", "oldest is held"],
         ["--scenario", "file", "--mutations"],
+        ["--out", __file__],
     ],
 )
 def test_options_that_cannot_be_are_refused(options: list[str]) -> None:
