@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from journal.journal import Journal
-from tests.journal_steps import Steps, run_sql
+from tests.journal_steps import Steps, request_id, run_sql
 from tools import journal_info
 
 
@@ -88,14 +88,30 @@ def test_what_is_no_journal_exits_2(
     assert "no such journal" in error
 
 
-def test_reading_a_journal_imports_no_alembic(folder: Path) -> None:
-    # It takes most of a second, and only an upgrade needs it.
-    code = (
-        "import sys; from pathlib import Path; from tools import journal_info as command;"
-        "command.info(Path(sys.argv[1]), as_json=True);"
-        "print(sorted({'alembic', 'mlx', 'fastapi', 'mlx_lm'} & set(sys.modules)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.splitlines()[-1] == "[]"
+SCRIPT = """
+import sys
+from tools.cli import app
+folder = sys.argv[1]
+for arguments in (
+    ["journal", "info"], ["journal", "verify"], ["journal", "export", "part.db"],
+    ["journal", "backup", "copy.db"], ["replay"], ["replay", "--request", sys.argv[2]],
+    ["journal", "compact", "--keep-days", "0"],
+):
+    files = [f"{folder}/{name}" for name in arguments if name.endswith(".db")]
+    words = [name for name in arguments if not name.endswith(".db")]
+    try:
+        app([*words, folder, *files])
+    except SystemExit as ended:
+        assert ended.code != 2, arguments
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_no_command_on_a_journal_imports_what_is_heavy(folder: Path) -> None:
+    # alembic takes most of a second, and only an upgrade needs it.
+    command = [sys.executable, "-c", SCRIPT, str(folder), request_id(1)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = result.stdout.splitlines()[-1].split()
+    assert "journal" in loaded
+    heavy = {"alembic", "mlx", "mlx_lm", "mlx_vlm", "fastapi", "transformers", "numpy"}
+    assert heavy.isdisjoint(loaded)
