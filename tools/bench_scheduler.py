@@ -16,19 +16,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from journal.reader import JournalReader
-from scheduler.replay import Replay
 from tools.bench_common import Measurement, measure, show
 from tools.bench_decide import DECIDING_ROWS, PAUSED, WAITING, Full
 from tools.bench_history import write_history
+from tools.bench_replay import measure_replay
 from tools.bench_rig import SETTINGS, Rig, StepTime, Stopwatch, rig_settings
 from tools.server_process import ServerProcess
 
 ROWS = 32
 MANY, FEW = 1_000, 100
 NUM_OPEN = 100
-REPLAY_ROWS = 8
-REPLAY_OUTPUT_TOKENS = 200
 SEED = 1
 
 
@@ -40,11 +37,20 @@ class Size:
     steps: int = 2_000
     events: int = 1_000_000
     replay_steps: int = 20_000
+    long_replay_steps: int = 1_000_000
     starts: int = 5
     decisions: int = 500
 
 
-QUICK = Size(rounds=2, steps=200, events=20_000, replay_steps=2_000, starts=1, decisions=50)
+QUICK = Size(
+    rounds=2,
+    steps=200,
+    events=20_000,
+    replay_steps=2_000,
+    long_replay_steps=20_000,
+    starts=1,
+    decisions=50,
+)
 
 
 def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
@@ -59,7 +65,8 @@ def run(size: Size, folder: Path | None, *, as_json: bool) -> int:
         measurements, details = measure_steps(size, work, history)
         measurements += measure_decisions(size)
         measurements += measure_starts(size, work, history)
-        measurements += measure_replay(size, work)
+        replay_steps = size.replay_steps, size.long_replay_steps
+        measurements += measure_replay(*replay_steps, size.rounds, work)
     show("scheduler", measurements, seed=SEED, as_json=as_json, details=details)
     return int(any(measurement.met is False for measurement in measurements))
 
@@ -194,28 +201,3 @@ def is_ready(url: str) -> bool:
             return answer.status == 200
     except urllib.error.HTTPError:
         return False
-
-
-def measure_replay(size: Size, work: Path) -> list[Measurement]:
-    """Replays a journal of steps with eight rows, whose requests come and go."""
-    print("replays", flush=True)
-    state = work / "replay"
-    rig = Rig(rig_settings(state, REPLAY_ROWS), SEED)
-    while rig.state.step < size.replay_steps:
-        while len(rig.state.requests) < 2 * REPLAY_ROWS:
-            rig.submit(REPLAY_OUTPUT_TOKENS)
-            rig.step_ns()
-        rig.step_ns()
-    rig.close()
-    rates = [replay_rate(state) for _ in range(size.rounds)]
-    return [measure("replay", "steps/s", rates, at_least=10_000)]
-
-
-def replay_rate(state: Path) -> float:
-    """Steps a second of one replay, reading included."""
-    begun = time.perf_counter()
-    with JournalReader.open(state) as reader:
-        replay = Replay(reader.read())
-        divergences = list(replay.divergences())
-    assert not divergences, f"the replay differs: {divergences[0]}"
-    return replay.num_steps / (time.perf_counter() - begun)

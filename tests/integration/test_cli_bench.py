@@ -13,7 +13,15 @@ from tools.bench_history import write_history
 from tools.bench_rig import Rig, Stopwatch, rig_settings
 from tools.bench_scheduler import Size, run
 
-SMALL = Size(rounds=2, steps=20, events=2_500, replay_steps=100, starts=1, decisions=5)
+SMALL = Size(
+    rounds=2,
+    steps=20,
+    events=2_500,
+    replay_steps=100,
+    long_replay_steps=2_000,
+    starts=1,
+    decisions=5,
+)
 
 
 @pytest.mark.timeout(120)
@@ -34,6 +42,8 @@ def test_it_reports_each_number_of_the_documented_form(
         "start to listening, long - empty",
         "start to ready, long - empty",
         "replay",
+        "replay of 2,000 steps",
+        "replay, peak memory, all / a tenth",
         "decide, 64 rows, 64 held, p99",
     }
     assert status == int(not all(found[name]["met"] for name in targets))
