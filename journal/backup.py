@@ -13,7 +13,6 @@ its name.
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 from journal.database import BUSY_TIMEOUT_MS, READER_PRAGMAS, Run, file_uri
 from journal.errors import JournalError
-from journal.files import flush
+from journal.files import flush, make_part, unfit_name
 from journal.reader import JournalReader
 from journal.untouched import Source
 from journal.verify import verify
@@ -82,23 +81,13 @@ def back_up(path: Path, file: Path, *, replace: bool = False) -> Backup:
 
 def refuse(source: Path, file: Path, *, replace: bool) -> None:
     """Raises BackupError for a name that cannot be that of a backup."""
-    if file.suffix != ".db":
-        raise BackupError(f"{file}: has to end in .db, by which a journal's file is known")
-    if not file.parent.is_dir():
-        raise BackupError(f"{file}: there is no folder {file.parent}; make it first")
     if file.exists() and file.samefile(source):
         raise BackupError(f"{file}: is the journal itself; choose another name")
-    if file.is_dir():
-        raise BackupError(f"{file}: is a folder; choose another name")
+    unfit = unfit_name(file)
+    if unfit is not None:
+        raise BackupError(unfit)
     if os.path.lexists(file) and not replace:
         raise BackupError(f"{file}: exists; choose another name, or replace it with --force")
-    for ending in ("-wal", "-shm", "-journal"):
-        beside = file.with_name(file.name + ending)
-        if beside.exists():
-            raise BackupError(
-                f"{beside}: belongs to another database of this name, and would be read as part of "
-                "the backup; choose another name"
-            )
 
 
 @contextmanager
@@ -107,16 +96,16 @@ def unfinished(file: Path) -> Generator[tuple[Path, int], None, None]:
     its own name. Raises BackupError.
     """
     try:
-        descriptor, name = tempfile.mkstemp(".part.db", f".{file.stem}-", file.parent)
+        part, descriptor = make_part(file)
     except OSError as error:
         raise unwritable(file, error) from error
     try:
-        yield Path(name), descriptor
+        yield part, descriptor
     finally:
         # Not before: closing it gives up the locks that SQLite holds on it in this process.
         os.close(descriptor)
         for ending in ("", "-wal", "-shm"):
-            Path(name + ending).unlink(missing_ok=True)
+            part.with_name(part.name + ending).unlink(missing_ok=True)
 
 
 def copy_moment(source: Source, copy: Path, descriptor: int) -> None:

@@ -14,26 +14,26 @@ anew.
 import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from journal import tables
+from journal.carrying import put_rows
 from journal.changes import write_changes
 from journal.database import Run, make_engine, translated
-from journal.errors import JournalBroken, JournalError
+from journal.errors import JournalBroken, JournalError, JournalFull
 from journal.events import Record, StateCarried
-from journal.files import flush
+from journal.files import flush, make_part, unfit_name
 from journal.moments import bounds
-from journal.queries import BATCH_EVENTS, event_columns, select_rows
+from journal.queries import BATCH_EVENTS, event_columns
 from journal.reader import JournalReader
 from journal.rebuild import Base, Rebuild, load_base
-from journal.rows import Changes, OrphanRow, PauseRow, PhaseRow
-from journal.statements import INSERT_BLOCK, INSERT_EVENT, INSERT_PARAMETERS, INSERT_TOKEN_IDS
+from journal.statements import INSERT_EVENT, INSERT_PARAMETERS, INSERT_TOKEN_IDS
 from journal.tables import SCHEMA
 from journal.tokens import pack_ids, pack_logprobs
 
@@ -61,60 +61,101 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle that was written."""
+    """A bundle that was written. With tokens it has those of `num_prompts` of `num_requests`
+    requests; without, both are 0.
+    """
 
     file: Path
     num_events: int
     first_step: int
     last_step: int
     num_bytes: int
+    num_requests: int
+    num_prompts: int
+
+
+class Before(Protocol):
+    """The scheduler's state before the window, of which this package knows no more."""
+
+    def fold(self, record: Record) -> None:
+        """Called for each record before the window, in order."""
+        ...
+
+    def carried(self) -> tuple[int, Mapping[str, object]]:
+        """The version of the state and the state, as builtins."""
+        ...
 
 
 def export(
     reader: JournalReader,
     file: Path,
     window: Window,
-    carried: tuple[int, Mapping[str, object]] | None,
+    before: Before,
     *,
     with_tokens: bool = False,
 ) -> Bundle:
-    """Writes a bundle beside its name and then gives it that. `carried` is the state through
-    `window.through_seq`, as builtins, with its version; null when the window begins with the
-    journal. The reader's journal may be written to meanwhile.
+    """Writes a bundle beside its name and then gives it that. `before` has seen nothing yet: what
+    lies before the window is folded into it. The reader's journal may be written to meanwhile.
 
-    Raises JournalError for a name that is taken or cannot be written, and when there is no space.
+    Raises JournalError for a name that is taken or cannot be written, for tokens that are not
+    there, and when there is no space.
     """
-    if os.path.lexists(file):
-        raise JournalError(f"{file}: exists; choose another name")
-    if not file.parent.is_dir():
-        raise JournalError(f"{file}: there is no folder {file.parent}; make it first")
-    copy = file.with_name(f".{file.name}.{os.getpid()}.part")
+    refuse(reader, file, with_tokens=with_tokens)
     try:
-        os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        with writing(copy) as run:
-            counts = Writer(reader, run, window, with_tokens=with_tokens).write(carried)
-        flush(copy)
-        copy.rename(file)
-        flush(file.parent)
+        with unfinished(file) as copy:
+            with writing(copy, file) as run:
+                writer = Writer(reader, run, window, with_tokens=with_tokens)
+                writer.write(before)
+            flush(copy)
+            copy.rename(file)
+            flush(file.parent)
     except OSError as error:
         raise JournalError(f"{file}: cannot be written ({error.strerror})") from error
-    finally:
-        with suppress(OSError):
-            copy.unlink()
-    first, last, num_events = counts
     return Bundle(
         file=file,
-        num_events=num_events,
-        first_step=first,
-        last_step=last,
+        num_events=writer.num_events,
+        first_step=writer.first_step,
+        last_step=writer.last_step,
         num_bytes=file.stat().st_size,
+        num_requests=writer.num_requests,
+        num_prompts=writer.num_prompts,
     )
 
 
+def refuse(reader: JournalReader, file: Path, *, with_tokens: bool) -> None:
+    """Raises JournalError for a name that cannot be that of a bundle, and for tokens that are not
+    there.
+    """
+    unfit = unfit_name(file)
+    if unfit is not None:
+        raise JournalError(unfit)
+    if os.path.lexists(file):
+        raise JournalError(f"{file}: exists; choose another name")
+    with reader.transaction() as run:
+        if with_tokens and not has_tokens(run):
+            raise JournalError(
+                f"{reader.file}: was exported without prompts and answers, so none can be exported "
+                "from it; leave --with-tokens out"
+            )
+
+
 @contextmanager
-def writing(file: Path) -> Generator[Run, None, None]:
-    """A connection to a new file that nobody else sees before it is whole."""
-    engine = make_engine(file, "rw")
+def unfinished(file: Path) -> Generator[Path, None, None]:
+    """An empty file beside `file`, which is gone afterwards if it has no other name by then."""
+    copy, descriptor = make_part(file)
+    try:
+        os.close(descriptor)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(copy: Path, file: Path) -> Generator[Run, None, None]:
+    """A connection to a new file that nobody else sees before it is whole; errors name the one that
+    it is to be.
+    """
+    engine = make_engine(copy, "rw")
     try:
         with translated(file), engine.connect() as connection:
             run = connection.exec_driver_sql
@@ -123,6 +164,10 @@ def writing(file: Path) -> Generator[Run, None, None]:
             run("BEGIN")
             yield run
             run("COMMIT")
+    except JournalFull as error:
+        raise JournalError(
+            f"{file.parent}: no space left for {file.name}; make some, or choose another disk"
+        ) from error
     except JournalBroken as error:
         raise JournalError(str(error)) from error
     finally:
@@ -144,9 +189,11 @@ class Writer:
         self.num_steps = 0
         self.first_step = 0
         self.last_step = 0
+        self.num_requests = 0
+        self.num_prompts = 0
 
-    def write(self, carried: tuple[int, Mapping[str, object]] | None) -> tuple[int, int, int]:
-        """The first and the last step, and how many events there are."""
+    def write(self, before: Before) -> None:
+        """All of it; what came of it is in the counts afterwards."""
         with self.reader.transaction() as source:
             base = load_base(source)
             first_seq = (bounds(source) or (0, 0))[0]
@@ -160,17 +207,13 @@ class Writer:
             self.run(sql)
         self.run("INSERT INTO alembic_version VALUES (?)", (SCHEMA,))
         rebuild = Rebuild(base)
-        last: Record | None = None
-        for record in self.reader.read(0, self.window.through_seq):
-            rebuild.fold(record)
-            last = record
-            if record.seq % BATCH_EVENTS == 0:
-                rebuild.take_changes(record.seq)  # Only what they come to is written.
-        rebuild.take_changes(self.window.through_seq)
-        if carried is not None and last is not None:
-            self.put_base(rebuild.base(), last, carried)
+        if self.window.through_seq:
+            last = self.fold_before(rebuild, before)
+            self.put_base(rebuild.base(), last, before.carried())
         elif base.rows.run is not None:
-            self.put_rows(base, first_seq)  # the journal itself begins with a carried state
+            put_rows(
+                self.run, self.reader, base, first_seq
+            )  # the journal itself begins with a carried state
         self.put_window(rebuild)
         if self.with_tokens:
             self.put_tokens(rebuild)
@@ -190,63 +233,28 @@ class Writer:
         )
         for sql in later:
             self.run(sql)
-        return self.first_step, self.last_step, self.num_events
+
+    def fold_before(self, rebuild: Rebuild, before: Before) -> Record:
+        """What lies before the window, in one pass for rows and state; the last record of it."""
+        last: Record | None = None
+        for record in self.reader.read(0, self.window.through_seq):
+            before.fold(record)
+            rebuild.fold(record)
+            last = record
+            if record.seq % BATCH_EVENTS == 0:
+                rebuild.take_changes(record.seq)  # Only what they come to is written.
+        assert last is not None, "a window begins behind an event"
+        rebuild.projection.flush()
+        rebuild.take_changes(last.seq)
+        return last
 
     def put_base(self, base: Base, last: Record, carried: tuple[int, Mapping[str, object]]) -> None:
         """The state before the window, in place of the last event before it."""
         version, state = carried
         event = StateCarried(state_version=version, through_seq=last.seq, state=dict(state))
         first = msgspec.structs.replace(last, source="fact", event=event)
-        self.put_rows(base, last.seq)
+        put_rows(self.run, self.reader, base, last.seq)
         self.put_steps([first], None)  # nothing is made of it: its rows are there
-
-    def put_rows(self, base: Base, seq: int) -> None:
-        """The rows that were open behind this seq, and what a rebuild starts from."""
-        body = msgspec.json.encode(base).decode()
-        self.run("INSERT INTO carried_rows VALUES (?, ?)", (seq, body))
-        rows = base.rows
-        changes = Changes(
-            requests={row.number: row for row in rows.requests},
-            runs={} if rows.run is None else {rows.run.run_id: rows.run},
-            minutes={} if rows.minute is None else {rows.minute.minute: rows.minute},
-            pauses={row.pause_seq: row for row in rows.pauses},
-            pins={row.number: row for row in rows.pins},
-            orphans={(row.lost_seq, row.number): row for row in rows.orphans},
-            phases={(row.seq, row.number): row for row in rows.phases},
-            plans={(row.hash, row.part): row for row in rows.plans},
-        )
-        write_changes(self.run, changes)
-        for block in base.blocks:
-            self.run(INSERT_BLOCK, msgspec.structs.astuple(block))
-        self.put_past(base, seq)
-
-    def put_past(self, base: Base, last_seq: int) -> None:
-        """What was over by then of the requests that were open: their rows count it."""
-        numbers = sorted(row.number for row in base.rows.requests)
-        open_pauses = {row.pause_seq for row in base.rows.pauses}
-        open_orphans = {(row.lost_seq, row.number) for row in base.rows.orphans}
-        open_phases = {(row.seq, row.number) for row in base.rows.phases}
-        with self.reader.transaction() as source:
-            for number in numbers:
-                key = (number, last_seq)
-                where = "WHERE number = ? AND pause_seq <= ?"
-                pauses = select_rows(source, tables.pause, PauseRow, where, key)
-                where = "WHERE number = ? AND lost_seq <= ?"
-                orphans = select_rows(source, tables.orphan, OrphanRow, where, key)
-                where = "WHERE number = ? AND seq <= ?"
-                phases = select_rows(source, tables.phase, PhaseRow, where, key)
-                past = Changes(
-                    pauses={r.pause_seq: r for r in pauses if r.pause_seq not in open_pauses},
-                    orphans={
-                        (r.lost_seq, r.number): r
-                        for r in orphans
-                        if (r.lost_seq, r.number) not in open_orphans
-                    },
-                    phases={
-                        (r.seq, r.number): r for r in phases if (r.seq, r.number) not in open_phases
-                    },
-                )
-                write_changes(self.run, past)
 
     def put_window(self, rebuild: Rebuild) -> None:
         """The events of the window, and what they make of the rows."""
@@ -297,11 +305,13 @@ class Writer:
     def put_tokens(self, rebuild: Rebuild) -> None:
         """Prompts, parameters and output, as much of it as the window knows."""
         names = self.run("SELECT request_id, number, num_output_tokens FROM request").fetchall()
+        self.num_requests = len(names)
         for request_id, number, num_ended in names:
             prompt = self.reader.prompt_tokens(request_id)
             body = self.reader.parameters(request_id)
             if prompt is None or body is None:
                 continue  # it was refused, or its tokens were purged
+            self.num_prompts += 1
             self.run(INSERT_TOKEN_IDS, (request_id, "prompt", 0, pack_ids(prompt), None))
             self.run(INSERT_PARAMETERS, (request_id, body))
             count = rebuild.counts.get(number, 0) if num_ended is None else num_ended

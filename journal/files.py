@@ -1,6 +1,7 @@
 """Where a journal lies, who may read its files, and who may write it."""
 
 import fcntl
+import glob
 import os
 import sys
 import time
@@ -81,6 +82,52 @@ def flush(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def unfit_name(file: Path) -> str | None:
+    """Why a new journal cannot be written under this name: what readers would not find, or would
+    read together with another database's log. Null when it can.
+    """
+    if file.suffix != ".db":
+        return f"{file}: has to end in .db, by which a journal's file is known"
+    if not file.parent.is_dir():
+        return f"{file}: there is no folder {file.parent}; make it first"
+    if file.is_dir():
+        return f"{file}: is a folder; choose another name"
+    for ending in ("-wal", "-shm", "-journal"):
+        beside = file.with_name(file.name + ending)
+        if beside.exists():
+            return (
+                f"{beside}: belongs to another database of this name, and would be read as part of "
+                f"{file.name}; choose another name"
+            )
+    return None
+
+
+def make_part(file: Path) -> tuple[Path, int]:
+    """A new empty file of its owner's beside `file`, and its descriptor: a copy is written there
+    until it is whole and gets its name. What dead processes have left of such copies is removed.
+    Raises OSError.
+    """
+    for other in file.parent.glob(f".{glob.escape(file.name)}.*.part.db*"):
+        process = other.name.removeprefix(f".{file.name}.").partition(".")[0]
+        if process.isdecimal() and not is_alive(int(process)):
+            other.unlink(missing_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}.part.db")
+    return part, os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether there is another process with this id; what this one has left was one before it."""
+    if process_id == os.getpid():
+        return False
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def lock_of(file: Path) -> Path:

@@ -8,9 +8,10 @@ import msgspec
 
 from journal.bundle import Window, export, refuse_changed
 from journal.errors import JournalError
+from journal.events import Record
 from journal.moments import bounds, end_of_step, last_before, whole_step
 from journal.reader import JournalReader
-from scheduler.evolve import fold
+from scheduler.evolve import evolve
 from scheduler.state import STATE_VERSION, SchedulerState
 from tools.replay_life import NoSuchRequest, find_request
 from tools.times import NoTime, moment
@@ -40,14 +41,16 @@ def run(path: Path, file: Path, wanted: Wanted) -> int:
         with JournalReader.open(path) as reader:
             refuse_changed(reader)
             window = window_of(reader, wanted)
-            carried = carried_state(reader, window)
-            bundle = export(reader, file, window, carried, with_tokens=wanted.with_tokens)
+            bundle = export(reader, file, window, Before(), with_tokens=wanted.with_tokens)
     except (JournalError, NoWindow, NoTime, NoSuchRequest) as error:
         print(f"fermata journal export: {error}", file=sys.stderr)
         return UNUSABLE
     steps = f"steps {bundle.first_step} to {bundle.last_step}"
     size = f"{bundle.num_bytes / 1e6:.1f} MB"
-    tokens = "with prompts and answers" if wanted.with_tokens else "without prompts and answers"
+    tokens = "without prompts and answers"
+    if wanted.with_tokens:
+        count = f"{bundle.num_prompts} of {bundle.num_requests} requests"
+        tokens = f"with prompts and answers of {count}"
     print(f"{bundle.file}: {bundle.num_events} events, {steps}, {size}, {tokens}")
     return DONE
 
@@ -84,10 +87,16 @@ def window_of(reader: JournalReader, wanted: Wanted) -> Window:
         )
 
 
-def carried_state(reader: JournalReader, window: Window) -> tuple[int, dict[str, object]] | None:
-    """The state before the window; null when nothing is before it."""
-    if window.through_seq == 0:
-        return None
-    state = SchedulerState()
-    fold(state, reader.read(0, window.through_seq))
-    return STATE_VERSION, msgspec.to_builtins(state, str_keys=True)
+class Before:
+    """The state of the scheduler before the window, folded as the export reads its events."""
+
+    def __init__(self) -> None:
+        self.state = SchedulerState()
+
+    def fold(self, record: Record) -> None:
+        """One event more."""
+        evolve(self.state, record)
+
+    def carried(self) -> tuple[int, dict[str, object]]:
+        """The state as it is now, as builtins, with its version."""
+        return STATE_VERSION, msgspec.to_builtins(self.state, str_keys=True)
