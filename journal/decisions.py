@@ -151,7 +151,7 @@ class ReclaimStarted(Event, frozen=True, kw_only=True):
 
 
 class EmergencyDeclared(Event, frozen=True, kw_only=True):
-    """Usage is over the emergency mark in two readings."""
+    """Usage is over the emergency mark, also without what the allocator keeps."""
 
     usage_bytes: int
     ceiling_bytes: int

@@ -41,7 +41,7 @@ MAX_OVERDUE = 8
 AGING = 4
 """Tokens that others are fed, for one that a request comes nearer to its turn."""
 
-POLICY_VERSION = 5
+POLICY_VERSION = 6
 """To be raised with every change that alters a decision: replay tells other policies' runs from
 divergences.
 """

@@ -23,6 +23,7 @@ from scheduler.usage import (
     row_now_bytes,
     rows_bytes,
     transient_bytes_per_token,
+    usage_with,
 )
 
 MAX_COOLED = 64
@@ -43,7 +44,7 @@ def relieve(state: SchedulerState, draft: Draft) -> None:
     if limits is None or not memory.level or not state.engine_ready:
         return
     if memory.level == "emergency" and not memory.declared:
-        declare(state, draft)
+        declare(state, draft, limits)
     is_emergency = memory.num_emergency >= 2
     if not is_emergency and memory.num_high < 2:
         return
@@ -53,9 +54,11 @@ def relieve(state: SchedulerState, draft: Draft) -> None:
         hold_one(state, draft, limits, "emergency" if is_emergency else "high")
 
 
-def declare(state: SchedulerState, draft: Draft) -> None:
-    """Says once that usage has reached the emergency mark."""
+def declare(state: SchedulerState, draft: Draft, limits: MemoryLimits) -> None:
+    """Says once that usage is over the emergency mark, also without what the allocator keeps."""
     assert state.memory.ceiling_bytes is not None
+    if usage_with(state, state.memory.active_bytes) < mark_bytes(state, limits.emergency_permille):
+        return
     draft.decisions.append(
         events.EmergencyDeclared(
             usage_bytes=state.memory.usage_bytes,

@@ -237,9 +237,11 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def num_prefilled_tokens(self) -> int:
-        """The prompt's tokens that its row has computed, and not restored."""
+        """The prompt's tokens that its row, or the one that it had before it was held, computed."""
         restored = self.num_memory_tokens + self.num_disk_tokens
-        return min(self.num_cached_tokens, self.num_prompt_tokens) - restored
+        is_held = self.phase is Phase.PAUSED or (self.restoring and self.saved_tokens >= 0)
+        cached = self.resuming_tokens if is_held else self.num_cached_tokens
+        return min(cached, self.num_prompt_tokens) - restored
 
 
 def order_of(request: Request) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from scheduler.simulation.disk import SimulatedDisk
 from scheduler.simulation.doors import Doors
 from scheduler.state import SchedulerState
 
+End = events.RequestFinished | events.RequestAborted | events.RequestCancelled
+
 STANDING = (Phase.WAITING, Phase.PAUSING, Phase.PAUSED)
 """Where a request does not go on."""
 
@@ -54,6 +56,7 @@ class Promises:
             case events.RequestFinished() | events.RequestAborted() | events.RequestCancelled():
                 assert event.request_id not in self.ended, f"{event.request_id} ends twice"
                 self.ended.add(event.request_id)
+                adds_up(state, event)
             case _:
                 pass
 
@@ -102,6 +105,19 @@ class Promises:
         self.ended = ended
         self.pinned.clear()
         self.cancelled.clear()
+
+
+def adds_up(state: SchedulerState, event: End) -> None:
+    """A prompt is what came from memory, from disk and by prefill; of one that has not finished it
+    is that at most.
+    """
+    parts = (event.num_memory_tokens, event.num_disk_tokens, event.num_prefilled_tokens)
+    whole = state.get(event.request_id).num_prompt_tokens
+    is_all = sum(parts) == whole or not isinstance(event, events.RequestFinished)
+    where = f"{event.request_id} ends with {parts} of its prompt of {whole} tokens"
+    assert min(parts) >= 0, where
+    assert sum(parts) <= whole, where
+    assert is_all, where
 
 
 def stands(request: Request) -> bool:

@@ -18,7 +18,7 @@ from tests.histories.record import COMMAND, MAX_PLAYS, NAMES, record, records_of
 from tests.loop_driver import LoopDriver
 from tools import replay as command
 
-MAX_BYTES = 180 * 1024
+MAX_BYTES = 224 * 1024
 FILES = history_files()
 DROPS = {"emergency_alone": "alone", "disk_full_while_pausing": "disk_full"}
 ABOUT_CLIENTS = {

@@ -1,5 +1,7 @@
 """An operator holds a request and lets it go on, whatever phase it is in."""
 
+import copy
+
 import msgspec
 import pytest
 
@@ -206,6 +208,38 @@ def test_cancel_comes_before_a_hold() -> None:
         events.HoldRequested(request_id="req_a"), events.CancelRequested(request_id="req_a")
     )
     assert kinds(decisions) == ["request_cancelled", "batch_changed"]
+
+
+def test_end_of_a_held_request_says_where_its_prompt_had_come_from() -> None:
+    """In each of its states: held, being filled again, and with nothing to be filled from."""
+    driver = decoding("xyz")
+    num_prompt_tokens = driver.request("req_a").num_prompt_tokens
+    driver.pause("req_a")
+    assert ended(driver, "req_a") == (0, 0, num_prompt_tokens)
+    again = decoding("xyz")
+    again.pause("req_a")
+    again.release("req_a")
+    assert again.request("req_a").restoring
+    assert ended(again, "req_a") == (0, 0, num_prompt_tokens)
+    driver.ask("xyz", 5)
+    driver.step(driver.restored("req_b"))
+    driver.feed()
+    request = driver.request("req_b")
+    had = request.num_disk_tokens
+    assert had > 0
+    driver.pause("req_b")
+    assert ended(driver, "req_b") == (0, had, request.num_prompt_tokens - had)
+
+
+def ended(driver: HoldDriver, name: str) -> tuple[int, int, int]:
+    """Cancels a request: how many tokens came from memory, from disk and by prefill."""
+    twin = copy.deepcopy(driver)
+    (cancelled,) = only(twin.step(events.CancelRequested(request_id=name)), events.RequestCancelled)
+    return (
+        cancelled.num_memory_tokens,
+        cancelled.num_disk_tokens,
+        cancelled.num_prefilled_tokens,
+    )
 
 
 def test_others_go_on_while_one_is_held() -> None:

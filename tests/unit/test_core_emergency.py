@@ -100,6 +100,15 @@ def test_emergency_is_declared_once_and_anew_after_it_has_ended() -> None:
     assert declared == [False, True, False, False, False, False, True]
 
 
+def test_what_the_allocator_keeps_is_no_emergency_by_itself() -> None:
+    """A row has gone, its buffers are kept, and others have reserved as much again."""
+    driver = running("x", "y")
+    kept_bytes = EMERGENCY - FINE
+    assert kinds(driver.press(FINE, kept_bytes)) == ["reclaim_started"]
+    assert not driver.state.memory.declared
+    assert kinds(driver.step(driver.reclaimed(0, EMERGENCY))) == ["emergency_declared"]
+
+
 def test_protected_and_costly_rows_are_held_last_at_the_emergency_mark() -> None:
     driver = running("x", "y")
     driver.pause("req_b")
