@@ -14,7 +14,7 @@ from tools.crash_plan import Tale, Told
 
 pytestmark = pytest.mark.crash
 
-LIMIT_S = 45
+LIMIT_S = 60
 """For stories; those that have begun by then come to their ends."""
 
 
@@ -32,12 +32,12 @@ def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @pytest.mark.timeout(240)
 def test_a_server_that_is_ended_at_its_points_loses_nothing() -> None:
     limits = ("--seeds", "1", "--limit-s", str(LIMIT_S), "--new-processes", "1")
-    done = crash(*limits, "--workers", "1", "--json")
+    done = crash(*limits, "--workers", "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = last_line(done)
     assert found["violations"] == []
     assert found["points"].keys() == POINTS.keys()
-    assert sum(count > 0 for count in found["points"].values()) >= 10
+    assert sum(count > 0 for count in found["points"].values()) >= 40
     assert found["new_process_ends"] >= 1
 
 
