@@ -58,17 +58,18 @@ class Backup(NamedTuple):
 
 def back_up(path: Path, file: Path, *, replace: bool = False) -> Backup:
     """Copies the journal of a state folder (or of a file `.db`), verifies the copy, and gives it
-    its name, where an older file lies only to `replace` it. Beside a writer or without one.
+    its name, where an older file lies only to `replace` it. Beside a writer or without one. What
+    has an earlier schema is copied as it is, and verified as an upgrade finds it.
 
     Raises JournalError when the journal cannot be read, BackupError when the copy cannot be
     written, and BackupUnsound. Then there is no new file.
     """
-    with JournalReader.open(path) as reader:
+    with JournalReader.as_it_is(path) as reader:
         refuse(reader.file, file, replace=replace)
         with unfinished(file) as (copy, descriptor):
             with reader.source() as source:
                 copy_moment(source, copy, descriptor)
-            backup = examine(copy)._replace(file=file)
+            backup = examine(copy, reader.file)._replace(file=file)
             try:
                 flush(copy)
                 refuse(reader.file, file, replace=replace)
@@ -164,14 +165,20 @@ def copy_error(source: Path, copy: Path, error: sqlite3.Error) -> BackupError:
     return BackupError(f"{source}: cannot be copied to {copy.parent} ({error})")
 
 
-def examine(copy: Path) -> Backup:
-    """What the copy holds. Raises BackupUnsound."""
-    with JournalReader.open(copy) as reader, reader.transaction() as run:
-        findings = list(verify(run))
-        if findings:
-            raise BackupUnsound("the journal is not sound, and was not backed up", findings)
-        first, last, count = seqs(run)
-        return Backup(copy, first, last, count, copy.stat().st_size)
+def examine(copy: Path, source: Path) -> Backup:
+    """What the copy holds. Raises BackupUnsound, and BackupError, which speaks of the `source`:
+    the copy has no name that somebody knows, and is soon gone.
+    """
+    try:
+        with JournalReader.open(copy) as reader, reader.transaction() as run:
+            findings = list(verify(run))
+            first, last, count = seqs(run)
+    except JournalError as error:
+        words = str(error).removeprefix(f"{copy}: ")
+        raise BackupError(f"{source}: {words}") from error
+    if findings:
+        raise BackupUnsound("the journal is not sound, and was not backed up", findings)
+    return Backup(copy, first, last, count, copy.stat().st_size)
 
 
 def seqs(run: Run) -> tuple[int, int, int]:

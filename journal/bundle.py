@@ -25,7 +25,7 @@ import msgspec
 
 from journal.carrying import put_rows
 from journal.changes import write_changes
-from journal.database import Run, make_engine, translated
+from journal.database import Run, is_bundle, make_engine, translated
 from journal.errors import JournalBroken, JournalError, JournalFull
 from journal.events import Record, StateCarried
 from journal.files import flush, make_part, unfit_name
@@ -328,12 +328,6 @@ def digest_of(before: bytes, rows: Iterable[tuple[object, ...]]) -> bytes:
     for row in rows:
         digest.update(msgspec.json.encode(row) + b"\n")
     return digest.digest()
-
-
-def is_bundle(run: Run) -> bool:
-    """Whether this file is a bundle."""
-    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bundle'"
-    return bool(run(query).scalar())
 
 
 def has_tokens(run: Run) -> bool:

@@ -14,7 +14,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from journal.crashpoints import reach
-from journal.errors import JournalBroken, JournalError, JournalFull, JournalTooNew
+from journal.errors import (
+    JournalBroken,
+    JournalError,
+    JournalFull,
+    JournalTooNew,
+    UnreadableEvent,
+)
 from journal.files import Lock, flush, make_folder, make_private, remove_half, replacement_of
 from journal.tables import SCHEMA
 
@@ -34,6 +40,7 @@ UNMADE = (
     sqlite3.SQLITE_IOERR_SHMOPEN,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 )
+SEALED = "a bundle, which is read and not written; choose another --state folder"
 LOG_BYTES = 64 * 2**10
 """What a log and its index take at first."""
 
@@ -138,9 +145,15 @@ def has_no_space(file: Path) -> bool:
 
 @contextmanager
 def translated(file: Path) -> Generator[None, None, None]:
-    """Raises failures of SQLite and of the file system as JournalFull or JournalBroken."""
+    """Raises failures of SQLite and of the file system as JournalFull or JournalBroken, and names
+    the file of an event that cannot be read.
+    """
     try:
         yield
+    except UnreadableEvent as error:
+        if error.file is not None:
+            raise
+        raise UnreadableEvent(str(error), file) from error
     except DBAPIError as error:
         raise error_of(error, file) from error
     except OSError as error:
@@ -162,11 +175,19 @@ def refuse_foreign(run: Run, file: Path, found: str | None) -> None:
     if found is None:
         if run("SELECT count(*) FROM sqlite_master").scalar():
             raise JournalError(f"{file}: a database, but no journal; choose another folder")
+    elif not (found.isdecimal() and len(found) == len(SCHEMA) and int(found)):
+        raise JournalError(f"{file}: has schema {found!r}, which no release has; use a backup")
     elif found > SCHEMA:
         raise JournalTooNew(
             f"{file}: written by a later release (schema {found}, this one knows {SCHEMA}); "
             "install that release, or choose another --state folder"
         )
+
+
+def is_bundle(run: Run) -> bool:
+    """Whether this file is a bundle."""
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bundle'"
+    return bool(run(query).scalar())
 
 
 def migrate(connection: Connection, file: Path) -> None:
@@ -233,6 +254,8 @@ class Database:
             engine = make_engine(self.file, "rw")
             stack.callback(engine.dispose)
             self._connection = stack.enter_context(engine.connect())
+            if is_bundle(self._connection.exec_driver_sql):
+                raise JournalError(f"{self.file}: {SEALED}")
             migrate(self._connection, self.file)
             self._connected = stack.pop_all()
         self.run = self._connection.exec_driver_sql

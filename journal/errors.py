@@ -1,5 +1,7 @@
 """What can go wrong with a journal, one class per thing that a caller does differently."""
 
+from pathlib import Path
+
 
 class JournalError(Exception):
     """The journal cannot be used; the message names the file and says what to do."""
@@ -26,4 +28,10 @@ class JournalBroken(JournalError):
 
 
 class UnreadableEvent(JournalError):
-    """A stored event is not of the shape that its kind and version have in this release."""
+    """A stored event is not of the shape that its kind and version have in this release. Where it
+    is decoded nobody knows in which file it is: that is named on the way out.
+    """
+
+    def __init__(self, message: str, file: Path | None = None) -> None:
+        super().__init__(message if file is None else f"{file}: {message}")
+        self.file = file

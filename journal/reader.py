@@ -1,7 +1,8 @@
 """Reading a journal beside its writer: read-only, in short transactions, from any thread.
 
 A reader that stays in a transaction holds the writer's log back, so everything is read in bounded
-batches, each on its own. Where there is no writer, nothing is written: see untouched.py.
+batches, each on its own. Where there is no writer, nothing is written: see untouched.py. A journal
+of an earlier schema is read in a copy, and as it was when it was opened: see upgraded.py.
 """
 
 from array import array
@@ -23,6 +24,7 @@ from journal.rows import RequestRow
 from journal.tables import SCHEMA
 from journal.tokens import Logprobs
 from journal.untouched import Source, Untouched
+from journal.upgraded import UpgradedCopy
 
 
 class Step(NamedTuple):
@@ -39,14 +41,28 @@ class JournalReader:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.schema = SCHEMA
+        """What the file has: an earlier one, if it is read in a copy."""
         self._untouched = Untouched(file)
+        self._upgraded: UpgradedCopy | None = None
         self._engines: dict[Source, Engine] = {}
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """A reader of the journal of a state folder, or of a file `.db`. Raises JournalError when
-        there is none or its schema is an older one, JournalTooNew when it is a later one.
+        there is none or it cannot be read, JournalTooNew when its schema is a later one.
         """
+        reader = cls.as_it_is(path)
+        try:
+            reader.upgrade()
+        except JournalError:
+            reader.close()
+            raise
+        return reader
+
+    @classmethod
+    def as_it_is(cls, path: Path) -> Self:
+        """The same, but an earlier schema is left as it is: only `source` is of use then."""
         file = journal_file(path)
         with translated(file):
             if not file.is_file():
@@ -70,10 +86,16 @@ class JournalReader:
                 f"{file}: is empty: no server has begun to write it, or it was copied without its "
                 f"log, {file.name}-wal"
             )
-        if found != SCHEMA:
-            raise JournalError(
-                f"{file}: has schema {found}, this release reads {SCHEMA}; `fermata serve` upgrades"
-            )
+        self.schema = found
+
+    def upgrade(self) -> None:
+        """Goes on with an upgraded copy, if the schema is an earlier one. Raises JournalError."""
+        if self.schema == SCHEMA:
+            return
+        with self.source() as source:
+            self._upgraded = UpgradedCopy(source, self.file, self.schema)
+        self._untouched.close()
+        self._untouched = Untouched(self._upgraded.file)
 
     @contextmanager
     def source(self) -> Generator[Source, None, None]:
@@ -150,6 +172,8 @@ class JournalReader:
         for engine in self._engines.values():
             engine.dispose()
         self._untouched.close()
+        if self._upgraded is not None:
+            self._upgraded.close()
 
     def __enter__(self) -> Self:
         return self

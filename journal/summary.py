@@ -3,13 +3,12 @@
 import msgspec
 
 from journal.reader import JournalReader
-from journal.tables import SCHEMA
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`first_seq` is over 1 in a compacted journal. Times are nanoseconds of Unix time, null in an
     empty one. `requests` counts them by phase; `num_step_rows` are decode steps whose tokens
-    are not gathered.
+    are not gathered. `schema` is that of the file, also when it is read in an upgraded copy.
     """
 
     file: str
@@ -46,7 +45,7 @@ def summarise(reader: JournalReader) -> Summary:
             file=str(reader.file),
             file_bytes=reader.file.stat().st_size,
             log_bytes=log.stat().st_size if log.exists() else 0,
-            schema=SCHEMA,
+            schema=reader.schema,
             first_seq=first[0] if first else None,
             last_seq=last[0] if last else None,
             num_events=last[0] - first[0] + 1 if first and last else 0,

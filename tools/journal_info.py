@@ -8,6 +8,7 @@ import msgspec
 
 from journal.errors import JournalError
 from journal.reader import JournalReader
+from journal.tables import SCHEMA
 
 SOUND, FINDINGS, UNUSABLE = 0, 1, 2
 
@@ -31,7 +32,7 @@ def info(path: Path, *, as_json: bool) -> int:
         run += " and has no log: if this is a copy, what came last may have been left behind"
     lines = {
         "file": f"{summary.file}, {_size(summary.file_bytes)}, log {_size(summary.log_bytes)}",
-        "schema": summary.schema,
+        "schema": f"{summary.schema}{_upgraded(summary.schema)}",
         "events": events if summary.num_events else "none",
         "from": _time(summary.first_at_ns),
         "to": _time(summary.last_at_ns),
@@ -55,18 +56,24 @@ def verify(path: Path) -> int:
     num_findings = 0
     try:
         with JournalReader.open(path) as reader, reader.transaction() as run:
+            schema = reader.schema
             for finding in findings_of(run):
                 num_findings += 1
                 print(finding)
     except JournalError as error:
         return _unusable("verify", error)
-    print(f"{num_findings} findings")
+    print(f"{num_findings} findings{_upgraded(schema)}")
     return FINDINGS if num_findings else SOUND
 
 
 def _unusable(subcommand: str, error: JournalError) -> int:
     print(f"fermata journal {subcommand}: {error}", file=sys.stderr)
     return UNUSABLE
+
+
+def _upgraded(schema: str) -> str:
+    """What is to be known about an earlier schema: its tables but `events` were made anew."""
+    return "" if schema == SCHEMA else f", read in a copy upgraded to {SCHEMA}"
 
 
 def _size(num_bytes: int) -> str:

@@ -6,9 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -17,6 +15,7 @@ from journal import untouched as untouched_module
 from journal.errors import JournalError, JournalLocked
 from journal.journal import Journal
 from journal.reader import JournalReader
+from tests.integration.seen import alter, seen
 from tests.loop_driver import LoopDriver
 from tools import audit, audit_at, audit_times, backup, export, journal_info, replay, timeline
 from tools import whatif as whatif_command
@@ -35,28 +34,6 @@ COMMANDS: dict[str, Callable[[Path, Path], int]] = {
 }
 LOOKING = ("info", "verify", "backup")
 """They say what there is, also of a bundle that somebody has changed."""
-
-
-class Seen(NamedTuple):
-    """A file as it is."""
-
-    digest: str
-    num_bytes: int
-    changed_ns: int
-
-
-def seen(folder: Path) -> dict[str, Seen]:
-    """Each file of a folder, and when the folder itself was changed last."""
-    found = {
-        path.name: Seen(sha256(path.read_bytes()).hexdigest(), *stamp(path))
-        for path in sorted(folder.iterdir())
-    }
-    return found | {"": Seen("", *stamp(folder))}
-
-
-def stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 @pytest.fixture(scope="module")
@@ -261,10 +238,10 @@ def bad_inputs(inputs: Path, folder: Path) -> dict[str, tuple[Path, str]]:
     files_made["text"].write_text("not a database" * 100)
     files_made["cut"].write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     shutil.copyfile(inputs / "dead" / "journal.db", files_made["without its log"])
-    alter(whole, files_made["newer"], "UPDATE alembic_version SET version_num = '9999'")
+    altered(whole, files_made["newer"], "UPDATE alembic_version SET version_num = '9999'")
     with closing(sqlite3.connect(files_made["other"])) as database:
         database.execute("CREATE TABLE notes (text TEXT)")
-    alter(
+    altered(
         inputs / "bundle" / "incident.db",
         files_made["changed"],
         "DROP TRIGGER events_never_change",
@@ -273,12 +250,10 @@ def bad_inputs(inputs: Path, folder: Path) -> dict[str, tuple[Path, str]]:
     return {name: (file, made[name]) for name, file in files_made.items()}
 
 
-def alter(source: Path, target: Path, *statements: str) -> None:
+def altered(source: Path, target: Path, *statements: str) -> None:
     """A copy in which something else stands."""
     shutil.copyfile(source, target)
-    with closing(sqlite3.connect(target, isolation_level=None)) as database:
-        for statement in statements:
-            database.execute(statement)
+    alter(target, *statements)
 
 
 def test_bad_input_is_one_line_and_stays_as_it_is(
