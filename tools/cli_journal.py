@@ -68,11 +68,13 @@ def journal_export(
 @journal_app.command("compact")
 def journal_compact(
     journal: JournalArgument,
-    keep_days: Annotated[int, typer.Option(min=0, help="Events so young stay.")] = 14,
+    keep_days: Annotated[
+        int, typer.Option(min=0, help="Events of so many days before the last one stay.")
+    ] = 14,
     keep_bytes: Annotated[int, typer.Option(min=0, help="The file is to be smaller.")] = 5 * 10**9,
 ) -> None:
     """Shorten a journal while no server has it: old events become one, which holds what they came
-    to. Exit status 2: it cannot be written.
+    to. Exit status 2: it is no journal that can be shortened, and nothing was written.
     """
     from tools import compact as command
 
