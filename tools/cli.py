@@ -33,6 +33,7 @@ from tools.cli_simulate import simulate
 from tools.cli_timeline import timeline
 from tools.cli_whatif import whatif
 from tools.nameguard import NameTaken, check_names
+from tools.output import checked_output
 from tools.service_parts import DEFAULT_KIND, Kind
 
 app = typer.Typer(
@@ -248,7 +249,8 @@ def main() -> None:
     except NameTaken as error:
         print(f"fermata: {error}", file=sys.stderr)
         sys.exit(2)
-    app()
+    with checked_output():
+        app()
 
 
 if __name__ == "__main__":
