@@ -21,7 +21,15 @@ from journal.errors import (
     JournalTooNew,
     UnreadableEvent,
 )
-from journal.files import Lock, flush, make_folder, make_private, remove_half, replacement_of
+from journal.files import (
+    NUM_SEALS,
+    Lock,
+    flush,
+    make_folder,
+    make_private,
+    remove_half,
+    replacement_of,
+)
 from journal.tables import SCHEMA
 
 Durability = Literal["process", "power"]
@@ -186,8 +194,7 @@ def refuse_foreign(run: Run, file: Path, found: str | None) -> None:
 
 def is_bundle(run: Run) -> bool:
     """Whether this file is a bundle."""
-    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bundle'"
-    return bool(run(query).scalar())
+    return bool(run(NUM_SEALS).scalar())
 
 
 def migrate(connection: Connection, file: Path) -> None:

@@ -3,14 +3,18 @@
 import fcntl
 import glob
 import os
+import sqlite3
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from journal.errors import JournalError, JournalLocked
 
 NAME = "journal.db"
+NUM_SEALS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bundle'"
+"""Over 0 in a bundle."""
 LOCK_TRIES, LOCK_PAUSE_S = 3, 0.01
 
 
@@ -128,6 +132,18 @@ def is_alive(process_id: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def is_bundle_file(file: Path) -> bool:
+    """Whether a bundle lies there. Imports nothing heavy, and opens the file as one that nobody
+    writes; what is no database, or cannot be read, is none.
+    """
+    uri = f"file:{quote(str(file))}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            return bool(database.execute(NUM_SEALS).fetchone()[0])
+    except sqlite3.DatabaseError:
+        return False  # whoever opens the journal says what is wrong with it, if it is there
 
 
 def lock_of(file: Path) -> Path:

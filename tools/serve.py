@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from api.settings import BACKLOG
-from journal.files import make_durable_folder
+from journal.files import is_bundle_file, journal_file, make_durable_folder
 from scheduler.engine.model import ModelError, ModelSource
 from scheduler.engine.models import resolve
 from scheduler.kvcache.naming import KEY_FILE, KeyDamaged, read_key
@@ -46,6 +46,7 @@ def run(config: Path | None, overrides: Mapping[str, object]) -> int:
     try:
         settings = load_settings(config, overrides)
         source = resolve(settings)
+        refuse_bundle(settings.state)
         make_state_folder(settings.state)
         check_key(settings)
         listener = listen(settings.server.host, settings.server.port)
@@ -173,6 +174,15 @@ def fail(message: str, status: int = 2) -> int:
     """One line on stderr."""
     print(f"fermata: {message}", file=sys.stderr, flush=True)
     return status
+
+
+def refuse_bundle(state: Path) -> None:
+    """Raises StartError where the journal is somebody's bundle, before anything is written."""
+    file = journal_file(state)
+    if is_bundle_file(file):
+        raise StartError(
+            f"{file}: a bundle, which is read and not served; choose another --state folder"
+        )
 
 
 def make_state_folder(state: Path) -> None:

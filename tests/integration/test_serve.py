@@ -15,7 +15,9 @@ import structlog
 
 from journal.journal import Journal
 from tests.integration.http_server import assert_replays
-from tools import serve
+from tests.integration.seen import seen
+from tests.loop_driver import LoopDriver
+from tools import export, serve
 from tools.server_file import read_server_file
 
 COMMAND = (
@@ -159,3 +161,24 @@ def test_journal_of_another_process(capfd: pytest.CaptureFixture[str], tmp_path:
     finally:
         journal.close()
     assert not (tmp_path / "server.json").exists()
+
+
+def test_a_bundle_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever looks into an incident may take it for a state folder."""
+    driver = LoopDriver(tmp_path / "server")
+    driver.submit("hello", 5)
+    driver.run_until_idle()
+    driver.journal.close()
+    state = tmp_path / "state"
+    state.mkdir()
+    assert export.run(tmp_path / "server", state / "journal.db", export.Wanted()) == 0
+    before = seen(state)
+    capsys.readouterr()
+    assert serve.run(None, {"model": "fake", "state": state, "server.port": 0}) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"fermata: {state}/journal.db: a bundle, which is read and not served; choose another "
+        "--state folder\n"
+    )
+    assert seen(state) == before
