@@ -22,10 +22,28 @@ from journal.figures import (
     Wait,
 )
 from journal.moments import seqs_within
+from journal.overlap import (
+    ORPHAN_BOUNDS,
+    ORPHANS,
+    PAUSE_BOUNDS,
+    PAUSES,
+    PHASE_BOUNDS,
+    PHASES,
+    WAIT_BOUNDS,
+    WAITS,
+    Lasting,
+    OrphanPart,
+    PausePart,
+    PhasePart,
+    WaitPart,
+    earlier_keys,
+    parts,
+)
 from journal.reader import JournalReader
 from journal.span import ALWAYS, Span, Unit
 
 BATCH_ROWS = 1_000
+NS_PER_MS = 1_000_000
 
 Figures = TypeVar(
     "Figures",
@@ -49,8 +67,9 @@ Figures = TypeVar(
 @dataclass(frozen=True, slots=True)
 class _View(Generic[Figures]):
     """`key` names the columns that order the rows, and `after` has values of these before all that
-    occur. Of a span, rows are shown whose time `at` is within it; where the first column is that
-    of an event, or of a request, it bounds the search.
+    occur. Of a span, rows are shown whose time `at` is within it, and of rows that are `lasting`
+    also those which began before it and were not over; where the first column is that of an event,
+    or of a request, it bounds the search.
     """
 
     cls: type[Figures]
@@ -59,6 +78,7 @@ class _View(Generic[Figures]):
     after: tuple[int | str, ...]
     at: str = ""
     unit: Unit = "ms"
+    lasting: Lasting | None = None
 
 
 def requests(reader: JournalReader) -> Iterator[RequestFigures]:
@@ -100,9 +120,10 @@ def block(reader: JournalReader, name: str) -> BlockFigures | None:
     return None if row is None else BlockFigures(*row)
 
 
-def pauses(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Pause]:
-    """All pauses, in the order in which they began."""
-    return _rows(reader, _View(Pause, "pauses", "pause_seq", (0,), "started_at"), span)
+def pauses(reader: JournalReader, span: Span = ALWAYS) -> Iterator[PausePart]:
+    """All pauses of which some lies in the span, in the order in which they began."""
+    view = _View(Pause, "pauses", "pause_seq", (0,), "started_at", lasting=PAUSES)
+    return parts(reader, _rows(reader, view, span), PAUSE_BOUNDS, PausePart, span)
 
 
 def pins(reader: JournalReader) -> Iterator[Pin]:
@@ -118,9 +139,11 @@ def pinned_blocks(reader: JournalReader) -> list[PinnedBlock]:
     return [PinnedBlock(*row) for row in rows]
 
 
-def orphans(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Orphan]:
-    """Each time that a request lost its client, in the order of these times."""
-    return _rows(reader, _View(Orphan, "orphans", "lost_seq, number", (0, 0), "orphaned_at"), span)
+def orphans(reader: JournalReader, span: Span = ALWAYS) -> Iterator[OrphanPart]:
+    """Each time that a request had no client, of which some lies in the span, in their order."""
+    key, after = "lost_seq, number", (0, 0)
+    view = _View(Orphan, "orphans", key, after, "orphaned_at", lasting=ORPHANS)
+    return parts(reader, _rows(reader, view, span), ORPHAN_BOUNDS, OrphanPart, span)
 
 
 def adoptions(reader: JournalReader) -> Iterator[Adoption]:
@@ -133,14 +156,18 @@ def memory(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Reading]:
     return _rows(reader, _View(Reading, "memory", "seq", (0,), "sampled_at"), span)
 
 
-def phases(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Phase]:
-    """All phases of all requests that began in the span, in this order."""
-    return _rows(reader, _View(Phase, "phases", "seq, number", (0, 0), "began_at"), span)
+def phases(reader: JournalReader, span: Span = ALWAYS) -> Iterator[PhasePart]:
+    """All phases of all requests of which some lies in the span, in the order of their begin."""
+    view = _View(Phase, "phases", "seq, number", (0, 0), "began_at", lasting=PHASES)
+    return parts(reader, _rows(reader, view, span), PHASE_BOUNDS, PhasePart, span)
 
 
-def waits(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Wait]:
-    """Each time that a request waited or was held, in the order in which they began."""
-    return _rows(reader, _View(Wait, "waits", "seq, number", (0, 0), "began_at"), span)
+def waits(reader: JournalReader, span: Span = ALWAYS) -> Iterator[WaitPart]:
+    """Each time that a request waited or was held, of which some lies in the span, in the order in
+    which they began.
+    """
+    view = _View(Wait, "waits", "seq, number", (0, 0), "began_at", lasting=WAITS)
+    return parts(reader, _rows(reader, view, span), WAIT_BOUNDS, WaitPart, span)
 
 
 def disk_writes(reader: JournalReader, span: Span = ALWAYS) -> Iterator[DiskWrite]:
@@ -152,22 +179,48 @@ def _rows(reader: JournalReader, view: _View[Figures], span: Span = ALWAYS) -> I
     """The rows of a view in batches, each in a transaction of its own."""
     names = ", ".join(view.cls.__struct_fields__)
     marks = ", ".join("?" for _ in view.after)
+    keys = view.key.split(", ")
     within, ends = "", ()
+    earlier: list[tuple[int, ...]] = []
     if span != ALWAYS:
         within, ends = _within(reader, view, span)
+        earlier = _earlier(reader, view, span)
+        yield from _rows_of(reader, view, earlier)
     query = (
         f"SELECT {names} FROM {view.name} WHERE ({view.key}) > ({marks}) {within}"
         f" ORDER BY {view.key} LIMIT ?"
     )
-    after = view.after
+    after, shown = view.after, frozenset(earlier)
     while True:
         with reader.transaction() as run:
             rows = run(query, (*after, *ends, BATCH_ROWS)).fetchall()
         if not rows:
             return
-        batch = [view.cls(*row) for row in rows]
-        yield from batch
-        after = tuple(getattr(batch[-1], name) for name in view.key.split(", "))
+        for row in (view.cls(*values) for values in rows):
+            after = tuple(getattr(row, name) for name in keys)
+            if after not in shown:
+                yield row
+
+
+def _earlier(reader: JournalReader, view: _View[Figures], span: Span) -> list[tuple[int, ...]]:
+    """The keys of rows that began before the span and reach into it."""
+    if view.lasting is None:
+        return []
+    with reader.transaction() as run:
+        return earlier_keys(run, view.lasting, span)
+
+
+def _rows_of(
+    reader: JournalReader, view: _View[Figures], keys: list[tuple[int, ...]]
+) -> Iterator[Figures]:
+    """The rows with these keys, in this order."""
+    names = ", ".join(view.cls.__struct_fields__)
+    marks = ", ".join("?" for _ in view.after)
+    query = f"SELECT {names} FROM {view.name} WHERE ({view.key}) = ({marks})"
+    for first in range(0, len(keys), BATCH_ROWS):
+        with reader.transaction() as run:
+            found = [run(query, key).fetchall() for key in keys[first : first + BATCH_ROWS]]
+        yield from (view.cls(*row) for rows in found for row in rows)
 
 
 def _within(
@@ -180,6 +233,9 @@ def _within(
     key = view.key.split(", ")[0]
     if key == view.at:
         return condition, texts
+    # The views round to milliseconds. Among events the seqs are exact; the texts only bound what
+    # was before the first of them.
+    texts = Span(span.first_ns, span.last_ns + NS_PER_MS).texts(view.unit)
     with reader.transaction() as run:
         if key == "number":
             query = (

@@ -1,7 +1,8 @@
 """Audits that sum up or rank what a span of time has brought.
 
-Each has the columns of the view of its name, which answers the same over all times. They read the
-tables of the projections, which hold a row for a request, a pause or a file, and no events.
+Each has the columns of the view of its name, which answers the same over all times, and that of
+times held one more. They read the tables of the projections, which hold a row for a request, a
+pause or a file, and no events.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ import msgspec
 
 from journal.figures import CacheHits, FirstTokens, HeldTimes, MissCause
 from journal.moments import seqs_within
+from journal.overlap import end_of
 from journal.reader import JournalReader
-from journal.span import ALWAYS, Span
+from journal.span import ALWAYS, EVER_NS, Span
 
 BATCH_REQUESTS = 1_000
 
@@ -30,7 +32,15 @@ class RequestWrites(msgspec.Struct, frozen=True):
     write_ms: float
 
 
-Sums = TypeVar("Sums", CacheHits, FirstTokens, HeldTimes, MissCause)
+class HeldWithin(HeldTimes, frozen=True):
+    """A row of `held_times`, of what lies in a span: a pause that was not over at its end, or the
+    journal's, counts until then. `num_open`: how many these are.
+    """
+
+    num_open: int
+
+
+Sums = TypeVar("Sums", CacheHits, FirstTokens, HeldWithin, MissCause)
 
 _HOUR_NS = 3_600 * 10**9
 _HITS = f"""
@@ -65,16 +75,19 @@ _FIRST_TOKENS = f"""
     FROM ranked GROUP BY hour ORDER BY hour
 """
 _HELD_TIMES = f"""
-    WITH times AS (
-        SELECT reason, (coalesce(resumed_ns, ended_ns) - paused_ns) / 1000000 AS ms
-        FROM pause
-        WHERE coalesce(resumed_ns, ended_ns) - paused_ns IS NOT NULL
-            AND started_ns BETWEEN ? AND ?),
+    WITH span AS (SELECT ? AS first_ns, ? AS end_ns),
+    times AS (
+        SELECT reason, coalesce(resumed_ns, ended_ns, {EVER_NS}) > end_ns AS is_open,
+            (min(coalesce(resumed_ns, ended_ns, {EVER_NS}), end_ns) - max(paused_ns, first_ns))
+                / 1000000 AS ms
+        FROM pause, span
+        WHERE paused_ns <= end_ns AND coalesce(resumed_ns, ended_ns, {EVER_NS}) > first_ns),
     ranked AS (
-        SELECT reason, ms, row_number() OVER (PARTITION BY reason ORDER BY ms) AS place,
+        SELECT reason, is_open, ms, row_number() OVER (PARTITION BY reason ORDER BY ms) AS place,
             count(*) OVER (PARTITION BY reason) AS n
         FROM times)
-    SELECT reason, n, {_PERCENTILES}, sum(ms) FROM ranked GROUP BY reason ORDER BY reason
+    SELECT reason, n, {_PERCENTILES}, sum(ms), sum(is_open)
+    FROM ranked GROUP BY reason ORDER BY reason
 """
 _MISS_CAUSES = """
     SELECT
@@ -104,9 +117,11 @@ def first_tokens(reader: JournalReader, span: Span = ALWAYS) -> list[FirstTokens
     return _sums(reader, FirstTokens, _FIRST_TOKENS, span)
 
 
-def held_times(reader: JournalReader, span: Span = ALWAYS) -> list[HeldTimes]:
-    """How long requests were held, by the reason of their pauses."""
-    return _sums(reader, HeldTimes, _HELD_TIMES, span)
+def held_times(reader: JournalReader, span: Span = ALWAYS) -> list[HeldWithin]:
+    """How long requests were held in the span, by the reason of their pauses."""
+    with reader.transaction() as run:
+        until = Span(span.first_ns, end_of(run, span))
+    return _sums(reader, HeldWithin, _HELD_TIMES, until)
 
 
 def miss_causes(reader: JournalReader, span: Span = ALWAYS) -> list[MissCause]:
@@ -131,13 +146,15 @@ def request_writes(reader: JournalReader, span: Span = ALWAYS) -> Iterator[Reque
 
 
 def orphan_ends(reader: JournalReader, span: Span = ALWAYS) -> dict[str, int]:
-    """How often what became of a request that had lost its client, by `outcome`."""
+    """How often what became of a request that had no client for some of the span, by `outcome`."""
     query = (
-        "SELECT outcome, count(*) FROM orphan WHERE lost_ns BETWEEN ? AND ?"
+        "SELECT outcome, count(*) FROM orphan"
+        f" WHERE lost_ns <= ? AND (lost_ns >= ? OR coalesce(ended_ns, {EVER_NS}) > ?)"
         " GROUP BY outcome ORDER BY outcome"
     )
+    ends = (span.last_ns, span.first_ns, span.first_ns)
     with reader.transaction() as run:
-        return {row[0]: row[1] for row in run(query, (span.first_ns, span.last_ns)).fetchall()}
+        return {row[0]: row[1] for row in run(query, ends).fetchall()}
 
 
 def _sums(reader: JournalReader, cls: type[Sums], query: str, span: Span) -> list[Sums]:

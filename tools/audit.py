@@ -15,6 +15,7 @@ from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.figures import CacheHits, CacheMiss, MissCause
 from journal.moments import is_within
+from journal.overlap import Lasting, edges
 from journal.queries import last_position
 from journal.reader import JournalReader
 from journal.span import ALWAYS, Span
@@ -35,7 +36,7 @@ class NothingThere(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The span of time, as it was given, and whether a table, csv or json is written."""
+    """The span of time, as it was given, and whether a table, csv, json or jsonl is written."""
 
     since: str | None = None
     until: str | None = None
@@ -92,9 +93,11 @@ def words_of(wanted: Wanted) -> str:
 
 
 def write(question: Question[Answer], reader: JournalReader, span: Span, form: str) -> None:
-    """The rows as a table, as csv with a header, or as one JSON object a line."""
+    """The rows as a table, as csv with a header, as one JSON array, or as JSON objects in lines."""
     rows = iter(question.rows(reader, span))
     if form == "json":
+        write_array(rows)
+    elif form == "jsonl":
         for row in rows:
             print(msgspec.json.encode(row).decode())
     elif form == "csv":
@@ -108,6 +111,30 @@ def write(question: Question[Answer], reader: JournalReader, span: Span, form: s
             print(f"... these are the first {TABLE_ROWS}: --format csv or json has all of them")
         if question.in_all is not None:
             print(question.in_all(reader, span))
+
+
+def write_array(rows: Iterable[msgspec.Struct]) -> None:
+    """One JSON array, a row on each line, written as the rows come."""
+    before = "["
+    for row in rows:
+        print(before, msgspec.json.encode(row).decode(), sep="", end="")
+        before = ",\n "
+    print("[]" if before == "[" else "]")
+
+
+def edges_text(reader: JournalReader, kind: Lasting, span: Span) -> str:
+    """How many rows reach over the begin of the span and over its end, in words."""
+    found = edges(reader, kind, span)
+    at_end = "at the end of the journal" if span == ALWAYS else "at the end of this window"
+    not_over = f"{found.num_not_over} not over {at_end}"
+    if span == ALWAYS:
+        return not_over
+    return f"{found.num_before} began before this window, {not_over}"
+
+
+def then(became: str, is_over: int) -> str:
+    """What came after a row that lasts, in a cell."""
+    return became if is_over else "not over"
 
 
 def number(value: int | None, unit: str = "") -> str:

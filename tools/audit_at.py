@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from journal.happening import Happening, happenings
+from journal.happening import AfterTheEnd, Happening, happenings
 from journal.queries import last_position
 from journal.reader import JournalReader
 from journal.span import Span
@@ -26,11 +26,14 @@ def cells(row: Happening) -> tuple[str, ...]:
 
 def rows_at(text: str | None, reader: JournalReader, _: Span) -> Iterable[Happening]:
     """What there was at this time, by default that of the last event. Raises NoTime, and
-    NothingThere before the first event.
+    NothingThere before the first event and after the last.
     """
     with reader.transaction() as run:
         last_ns = last_position(run).at_ns
-    found = happenings(reader, last_ns if text is None else moment(text, last_ns))
+    try:
+        found = happenings(reader, last_ns if text is None else moment(text, last_ns))
+    except AfterTheEnd as error:
+        raise NothingThere(str(error)) from None
     if not found:
         where = "" if text is None else f" as early as {text}"
         raise NothingThere(f"the journal has no events{where}")

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 from journal import audit, sums
-from journal.figures import HeldTimes, Pause, Reading
+from journal.figures import Reading
+from journal.overlap import PAUSES as LASTING
+from journal.overlap import PausePart
 from journal.reader import JournalReader
 from journal.span import Span
+from journal.sums import HeldWithin
 from scheduler.memory import size_text
-from tools.audit import Question, Wanted, answer, number
+from tools.audit import Question, Wanted, answer, edges_text, number, then
 
 
 def size(num_bytes: int | None) -> str:
@@ -17,7 +20,7 @@ def size(num_bytes: int | None) -> str:
     return f"-{size_text(-num_bytes)}" if num_bytes < 0 else size_text(num_bytes)
 
 
-def pause_cells(row: Pause) -> tuple[str, ...]:
+def pause_cells(row: PausePart) -> tuple[str, ...]:
     """One pause as texts, in the order of the columns."""
     place = "-" if not row.rank else f"{row.rank} of {row.num_candidates}"
     return (
@@ -33,46 +36,55 @@ def pause_cells(row: Pause) -> tuple[str, ...]:
         row.dropped or "kept",
         number(row.freeing_ms, " ms"),
         number(row.held_ms, " ms"),
+        f"{row.within_ms} ms",
         number(row.resuming_ms, " ms"),
         number(row.num_lost_tokens),
-        row.outcome,
+        then(row.outcome, row.is_over),
     )
 
 
 def times_in_all(reader: JournalReader, span: Span) -> str:
-    """How long requests were held, by the reason."""
+    """How long requests were held, by the reason, and how many pauses the span cuts."""
     lines = [
-        f"{row.reason}: {row.num_pauses} over; held for {row.p50_ms} ms (half of them at most),"
-        f" {row.p90_ms} ms (90%), {row.p99_ms} ms (99%), {row.max_ms} ms (all)"
+        f"{row.reason}: {row.num_pauses} held, of these {row.num_open} not over; for"
+        f" {row.p50_ms} ms (half of them at most), {row.p90_ms} ms (90%), {row.p99_ms} ms (99%),"
+        f" {row.max_ms} ms (all)"
         for row in sums.held_times(reader, span)
     ]
-    return "\n".join(lines) or "no pause is over"
+    return "\n".join([*(lines or ["nobody was held"]), pauses_cut(reader, span)])
 
 
-def held_cells(row: HeldTimes) -> tuple[str, ...]:
+def pauses_cut(reader: JournalReader, span: Span) -> str:
+    """How many pauses reach over an end of the span."""
+    return f"pauses: {edges_text(reader, LASTING, span)}"
+
+
+def held_cells(row: HeldWithin) -> tuple[str, ...]:
     """The times of one reason as texts, in the order of the columns."""
     times = (row.p50_ms, row.p90_ms, row.p99_ms, row.max_ms, row.held_ms)
-    return (row.reason, str(row.num_pauses), *(f"{time} ms" for time in times))
+    counts = (str(row.num_pauses), str(row.num_open))
+    return (row.reason, *counts, *(f"{time} ms" for time in times))
 
 
-HELD_NUMBERS = ("pauses", "50%", "90%", "99%", "longest", "in all")
+HELD_NUMBERS = ("pauses", "not over", "50%", "90%", "99%", "longest", "in all")
 HELD = Question(
-    row=HeldTimes,
+    row=HeldWithin,
     rows=sums.held_times,
     columns=("reason", *HELD_NUMBERS),
     right=frozenset(HELD_NUMBERS),
     cells=held_cells,
+    in_all=pauses_cut,
 )
 
 
-SIZES = ("usage", "frees", "unsaved", "freed")
-PAUSE_NUMBERS = (*SIZES, "until freed", "held", "resuming", "lost")
+SIZES = ("used+reserved", "frees", "unsaved", "freed")
+PAUSE_NUMBERS = (*SIZES, "until freed", "held", "within", "resuming", "lost")
 PAUSES = Question(
-    row=Pause,
+    row=PausePart,
     rows=audit.pauses,
     columns=(
         *("started", "request", "reason", "phase", "place", *SIZES, "KV"),
-        *("until freed", "held", "resuming", "lost", "outcome"),
+        *("until freed", "held", "within", "resuming", "lost", "outcome"),
     ),
     right=frozenset(PAUSE_NUMBERS),
     cells=pause_cells,

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from journal import audit, sums
-from journal.figures import Orphan
+from journal.overlap import ORPHANS as LASTING
+from journal.overlap import OrphanPart
 from journal.reader import JournalReader
 from journal.span import Span
-from tools.audit import Question, Wanted, answer, number
+from tools.audit import Question, Wanted, answer, edges_text, number
 
 
-def became(row: Orphan) -> str:
+def became(row: OrphanPart) -> str:
     """How the time without a client ended, in words."""
     if row.outcome == "open":
         waits = "held" if row.needs_client else "runs on"
@@ -20,7 +21,7 @@ def became(row: Orphan) -> str:
     return words if row.adopter_id is None else f"{words}; adopted by {row.adopter_id}"
 
 
-def orphan_cells(row: Orphan) -> tuple[str, ...]:
+def orphan_cells(row: OrphanPart) -> tuple[str, ...]:
     """One time without a client as texts, in the order of the columns."""
     return (
         row.orphaned_at,
@@ -29,7 +30,8 @@ def orphan_cells(row: Orphan) -> tuple[str, ...]:
         row.orphaned_by,
         row.from_phase,
         number(row.orphaned_ms, " ms"),
-        became(row),
+        f"{row.within_ms} ms",
+        became(row) if row.is_over or row.outcome == "open" else f"not over; then {became(row)}",
     )
 
 
@@ -39,14 +41,15 @@ def ends_in_all(reader: JournalReader, span: Span) -> str:
     if not ends:
         return "no client was lost"
     parts = ", ".join(f"{count} {outcome}" for outcome, count in ends.items())
-    return f"clients that were lost: {sum(ends.values())}; of these {parts}"
+    cut = edges_text(reader, LASTING, span)
+    return f"times without a client: {sum(ends.values())}; of these {parts}; {cut}"
 
 
 ORPHANS = Question(
-    row=Orphan,
+    row=OrphanPart,
     rows=audit.orphans,
-    columns=("lost", "request", "key", "why", "phase", "for", "outcome"),
-    right=frozenset(("for",)),
+    columns=("lost", "request", "key", "why", "phase", "for", "within", "outcome"),
+    right=frozenset(("for", "within")),
     cells=orphan_cells,
     in_all=ends_in_all,
 )

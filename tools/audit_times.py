@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from journal import audit, sums
-from journal.figures import FirstTokens, MinuteFigures, Phase, Wait
-from tools.audit import Question, Wanted, answer, number
+from journal.figures import FirstTokens, MinuteFigures
+from journal.overlap import PHASES as PHASES_LASTING
+from journal.overlap import WAITS as WAITS_LASTING
+from journal.overlap import PhasePart, WaitPart
+from tools.audit import Question, Wanted, answer, edges_text, number, then
 
 
 def first_token_cells(row: FirstTokens) -> tuple[str, ...]:
@@ -23,29 +26,31 @@ FIRST_TOKENS = Question(
 )
 
 
-def phase_cells(row: Phase) -> tuple[str, ...]:
+def phase_cells(row: PhasePart) -> tuple[str, ...]:
     """One phase of a request as texts, in the order of the columns."""
     return (
         row.began_at,
         row.request_id,
         row.phase,
         number(row.phase_ms, " ms"),
-        row.next_phase or "-",
+        f"{row.within_ms} ms",
+        then(row.next_phase or "-", row.is_over),
         *(str(count) for count in (row.num_waiting, row.num_rows, row.num_held)),
     )
 
 
 OTHERS = ("waiting", "rows", "held")
 PHASES = Question(
-    row=Phase,
+    row=PhasePart,
     rows=audit.phases,
-    columns=("began", "request", "phase", "for", "then", *OTHERS),
-    right=frozenset(("for", *OTHERS)),
+    columns=("began", "request", "phase", "for", "within", "then", *OTHERS),
+    right=frozenset(("for", "within", *OTHERS)),
     cells=phase_cells,
+    in_all=lambda reader, span: f"phases: {edges_text(reader, PHASES_LASTING, span)}",
 )
 
 
-def wait_cells(row: Wait) -> tuple[str, ...]:
+def wait_cells(row: WaitPart) -> tuple[str, ...]:
     """One wait as texts, in the order of the columns."""
     room = "-" if row.room_from_id is None else f"{row.room_from_id} ({row.room_from_phase})"
     return (
@@ -53,7 +58,8 @@ def wait_cells(row: Wait) -> tuple[str, ...]:
         row.request_id,
         row.phase,
         number(row.wait_ms, " ms"),
-        row.next_phase or "-",
+        f"{row.within_ms} ms",
+        then(row.next_phase or "-", row.is_over),
         *(str(count) for count in (row.num_waiting, row.num_rows, row.num_held)),
         room,
         row.held_first_id or "-",
@@ -62,14 +68,15 @@ def wait_cells(row: Wait) -> tuple[str, ...]:
 
 
 WAITS = Question(
-    row=Wait,
+    row=WaitPart,
     rows=audit.waits,
     columns=(
-        *("began", "request", "phase", "for", "then", *OTHERS),
+        *("began", "request", "phase", "for", "within", "then", *OTHERS),
         *("room from", "held one first", "block of"),
     ),
-    right=frozenset(("for", *OTHERS)),
+    right=frozenset(("for", "within", *OTHERS)),
     cells=wait_cells,
+    in_all=lambda reader, span: f"waits: {edges_text(reader, WAITS_LASTING, span)}",
 )
 
 

@@ -23,7 +23,9 @@ def audit_hits(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how much of the prompts was found in saved KV, by hour and model."""
+    """Show how much of the prompts was found in saved KV, by hour and model. Requests count that
+    were received in the window, whatever became of them later.
+    """
     from tools import audit as command
 
     sys.exit(command.hits(journal, command.Wanted(since, until, form.value)))
@@ -36,7 +38,9 @@ def audit_misses(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show for each request what its prompt found in saved KV, and why it found no more."""
+    """Show for each request what its prompt found in saved KV, and why it found no more. Requests
+    count that were received in the window.
+    """
     from tools import audit as command
 
     sys.exit(command.misses(journal, command.Wanted(since, until, form.value)))
@@ -49,7 +53,9 @@ def audit_causes(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show why prompts were computed, and how many tokens for each cause."""
+    """Show why prompts were computed, and how many tokens for each cause. Requests count that were
+    received in the window.
+    """
     from tools import audit as command
 
     sys.exit(command.causes(journal, command.Wanted(since, until, form.value)))
@@ -62,7 +68,9 @@ def audit_pauses(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each time that a request was held: why, for how many bytes, and for how long."""
+    """Show each time that a request was held: why, for how many bytes, and for how long. Pauses
+    count of which some lies in the window, with how long they were held within it.
+    """
     from tools import audit_memory as command
 
     sys.exit(command.pauses(journal, command.Wanted(since, until, form.value)))
@@ -75,7 +83,9 @@ def audit_held(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how long requests were held, by the reason, with percentiles."""
+    """Show how long requests were held, by the reason, with percentiles. Of each pause the
+    time held within the window counts, also where it began before or was not over.
+    """
     from tools import audit_memory as command
 
     sys.exit(command.held(journal, command.Wanted(since, until, form.value)))
@@ -88,7 +98,7 @@ def audit_memory(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the readings of memory that the scheduler has seen, in bytes."""
+    """Show the readings of memory that the scheduler has seen in the window, in bytes."""
     from tools import audit_memory as command
 
     sys.exit(command.memory(journal, command.Wanted(since, until, form.value)))
@@ -101,7 +111,9 @@ def audit_orphans(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each time that a request lost its client: why, for how long, and what came of it."""
+    """Show each time that a request had no client: why, for how long, and what came of it. Times
+    count of which some lies in the window.
+    """
     from tools import audit_orphans as command
 
     sys.exit(command.orphans(journal, command.Wanted(since, until, form.value)))
@@ -114,7 +126,9 @@ def audit_first_tokens(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how long requests waited for their first token, by hour, with percentiles."""
+    """Show how long requests waited for their first token, by hour, with percentiles. Requests
+    count that were received in the window.
+    """
     from tools import audit_times as command
 
     sys.exit(command.first_tokens(journal, command.Wanted(since, until, form.value)))
@@ -127,7 +141,9 @@ def audit_phases(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each phase of each request in time, and who else was there as it began."""
+    """Show each phase of each request in time, and who else was there as it began. Phases count of
+    which some lies in the window, with how much of them does.
+    """
     from tools import audit_times as command
 
     sys.exit(command.phases(journal, command.Wanted(since, until, form.value)))
@@ -140,7 +156,9 @@ def audit_waits(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show who waited for whom: whose room, whose turn, or whose block it was."""
+    """Show who waited for whom: whose room, whose turn, or whose block it was. Waits count of which
+    some lies in the window, with how much of them does.
+    """
     from tools import audit_times as command
 
     sys.exit(command.waits(journal, command.Wanted(since, until, form.value)))
@@ -153,7 +171,7 @@ def audit_throughput(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what each minute brought."""
+    """Show what each minute brought: whole minutes, of which some lies in the window."""
     from tools import audit_times as command
 
     sys.exit(command.throughput(journal, command.Wanted(since, until, form.value)))
@@ -166,7 +184,7 @@ def audit_writes(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what was written to disk for each request, by reason and part, in bytes."""
+    """Show what was written to disk in the window, by request, reason and part, in bytes."""
     from tools import audit_writes as command
 
     sys.exit(command.writes(journal, command.Wanted(since, until, form.value)))
@@ -180,8 +198,9 @@ def audit_at(
     ] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what was happening at a time, by default at the last event: memory, each open request in
-    its phase, and the decisions around it.
+    """Show what was happening at a time, by default at the last event: whether a server ran,
+    memory, each open request in its phase, and the decisions around it. Those of every step are
+    only counted.
     """
     from tools import audit_at as command
 

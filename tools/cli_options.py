@@ -41,9 +41,15 @@ class Format(StrEnum):
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
+    JSONL = "jsonl"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How the rows are written.")]
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format", help="How rows are written: json is one array, jsonl an object a line."
+    ),
+]
 QuickOption = Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")]
 FolderOption = Annotated[
     Path | None, typer.Option(help="Where its files are written and removed again.")

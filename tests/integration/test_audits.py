@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.resources import files
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from journal import figures, sums
-from journal.happening import NUM_DECISIONS, Happening
+from journal import figures, overlap, sums
+from journal.happening import EVERYDAY, NUM_DECISIONS, Happening
 from journal.journal import Journal
 from journal.reader import JournalReader
+from journal.span import time_text
 from tests.histories.keeping import FOLDER, upgraded
 from tests.journal_steps import Steps
 from tools import audit_at
@@ -29,13 +31,13 @@ AUDITS = {
     "hits": figures.CacheHits,
     "misses": figures.CacheMiss,
     "causes": figures.MissCause,
-    "pauses": figures.Pause,
-    "held": figures.HeldTimes,
+    "pauses": overlap.PausePart,
+    "held": sums.HeldWithin,
     "memory": figures.Reading,
-    "orphans": figures.Orphan,
+    "orphans": overlap.OrphanPart,
     "first-tokens": figures.FirstTokens,
-    "phases": figures.Phase,
-    "waits": figures.Wait,
+    "phases": overlap.PhasePart,
+    "waits": overlap.WaitPart,
     "throughput": figures.MinuteFigures,
     "writes": sums.RequestWrites,
     "at": Happening,
@@ -74,8 +76,10 @@ def test_an_audit_says_the_same_in_each_format(
 ) -> None:
     fields = list(AUDITS[name].__struct_fields__)
     status, text, _ = run(capsys, name, str(story), "--format", "json")
-    objects = [json.loads(line) for line in text.splitlines()]
+    objects = json.loads(text)
     assert status == 0
+    _, text, _ = run(capsys, name, str(story), "--format", "jsonl")
+    assert [json.loads(line) for line in text.splitlines()] == objects
     assert all(list(each) == fields for each in objects)
     assert bool(objects) is (name != "orphans")
     _, text, _ = run(capsys, name, str(story), "--format", "csv")
@@ -96,8 +100,8 @@ def test_a_span_is_part_of_it(name: str, story: Path, capsys: pytest.CaptureFixt
     assert status == 0
     part = text.splitlines()
     assert len(part) <= len(whole)
-    if name in ("pauses", "held", "waits", "misses", "hits", "first-tokens"):
-        assert part == whole[:1], "nothing of that began in the last second"
+    if name in ("waits", "misses", "hits", "first-tokens"):
+        assert part == whole[:1], "nothing of that lies in the last second"
 
 
 def moment(story: Path) -> tuple[str, int]:
@@ -111,20 +115,54 @@ def moment(story: Path) -> tuple[str, int]:
 def test_what_was_happening_at_a_time(story: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at, seq = moment(story)
     _, text, _ = run(capsys, "at", str(story), "--time", f"{at[:-1]}999", "--format", "json")
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = json.loads(text)
     by_what = {
         what: [row for row in rows if row["what"] == what]
-        for what in ("run", "memory", "request", "decision")
+        for what in ("run", "memory", "request", "decision", "everyday")
     }
     assert sum(map(len, by_what.values())) == len(rows)
     assert [row["name"] for row in by_what["request"]] == ["paused", "paused"]
     assert all(row["age_ms"] >= 0 for row in by_what["request"] + by_what["memory"])
     assert (len(by_what["run"]), len(by_what["memory"])) == (1, 1)
     decisions = [row["seq"] for row in by_what["decision"]]
-    assert decisions == sorted(decisions)
-    assert len(decisions) == 2 * NUM_DECISIONS
-    assert decisions[NUM_DECISIONS - 1] >= seq
-    assert [row["age_ms"] < 0 for row in by_what["decision"]] == [False] * 10 + [True] * 10
+    with JournalReader.open(story) as reader:
+        expected = [
+            record.seq
+            for record in reader.read()
+            if record.source == "decision"
+            and type(record.event).__struct_config__.tag not in EVERYDAY
+            and getattr(record.event, "reason", "") != "budget"
+        ]
+    place = bisect(expected, max(row["seq"] for row in by_what["request"]))
+    assert expected[place - 1] == seq, "it was decided that the last one is held"
+    assert decisions == expected[place - NUM_DECISIONS : place + NUM_DECISIONS]
+    assert [row["age_ms"] < 0 for row in by_what["decision"]].index(True) == NUM_DECISIONS
+    assert all("[" not in row["detail"] for row in by_what["decision"])
+    by_kind = {row["name"]: row["detail"].split()[0] for row in by_what["everyday"]}
+    with JournalReader.open(story) as reader:
+        end = None if len(decisions) < 2 * NUM_DECISIONS else decisions[-1]
+        between = [r.event for r in reader.read(decisions[0] - 1, end)]
+    for kind, number in by_kind.items():
+        events_of = [
+            event
+            for event in between
+            if type(event).__struct_config__.tag == kind
+            and getattr(event, "reason", "budget") == "budget"
+        ]
+        assert len(events_of) == int(number)
+    assert {"block_save_planned", "prefill_chunk_planned"} <= set(by_kind)
+
+
+def test_after_the_last_event_nothing_is_known(
+    story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with JournalReader.open(story) as reader:
+        last = list(reader.read())[-1]
+    status, text, error = run(capsys, "at", str(story), "--time", "2030-01-01")
+    assert (status, text) == (2, "")
+    words = f"the journal ends at {time_text(last.at_ns)}: of later it knows nothing"
+    assert error == f"fermata audit: {words}\n"
+    assert run(capsys, "at", str(story), "--time", time_text(last.at_ns))[0] == 0
 
 
 def test_before_the_first_event_nothing_was_happening(

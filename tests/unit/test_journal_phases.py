@@ -13,7 +13,7 @@ from journal.reader import JournalReader
 from journal.rows import DiskWriteRow, PhaseRow
 from journal.span import Span
 from journal.tables import disk_write, phase
-from tests.journal_steps import SECOND_NS, START_NS, request_id, run_of, run_sql
+from tests.journal_steps import START_NS, request_id, run_of, run_sql
 from tests.pause_steps import (
     TAIL_BYTES,
     A,
@@ -218,15 +218,6 @@ def test_the_phases_of_a_request_add_up_to_its_time(waited: JournalReader) -> No
     times = [row.phase_ms for row in audit.phases(waited) if row.number == 1]
     request = next(audit.requests(waited))
     assert sum(time for time in times if time is not None) == request.total_ms
-
-
-def test_a_span_has_what_began_in_it(waited: JournalReader) -> None:
-    every = list(audit.phases(waited))
-    begun = [row.seq for row in every]
-    third = START_NS + 3 * SECOND_NS
-    assert [row.seq for row in audit.phases(waited, Span(third))] == begun[1:]
-    assert [row.seq for row in audit.phases(waited, Span(0, third))] == begun[:3]
-    assert list(audit.phases(waited, Span(third + 1_000_000, third + 2_000_000))) == []
 
 
 def test_sums_over_all_times_are_those_of_the_views(tmp_path: Path) -> None:
