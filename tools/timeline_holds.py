@@ -5,7 +5,10 @@ from journal.events import Record
 from scheduler.request import Phase, Request
 from tools.timeline_parts import Hold
 
-HELD = (Phase.PAUSING, Phase.PAUSED)
+HELD = (Phase.PAUSING, Phase.PAUSED, Phase.RESUMING)
+"""From the decision to hold it until it goes on: one that is held again before its row was filled
+has one hold, as it has one row of the view `pauses`.
+"""
 
 
 class Holds:
@@ -27,7 +30,7 @@ class Holds:
         hold = self.open.get(lane)
         if hold is None:
             hold = self.begin(request, lane, at_ns, record)
-            if was_before(record) and request.phase is Phase.PAUSED:
+            if was_before(record) and request.phase is not Phase.PAUSING:
                 hold.begin_ns = request.paused_ns - base_ns
                 hold.paused_ns = hold.begin_ns
         if request.phase is Phase.PAUSED and hold.paused_ns is None:

@@ -59,8 +59,9 @@ class Kind(msgspec.Struct, array_like=True):
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """A reading of memory. `usage_bytes` is what was compared with the marks, `read_bytes` what the
-    allocator had and kept. The ceiling is null where there is none.
+    """A reading of memory. `read_bytes` is what was measured: what the allocator had given out and
+    kept. `usage_bytes` is what was compared with the marks: what is used, by the reading or by the
+    sum of what is known, and what is reserved on top of that. Null: there is no ceiling.
     """
 
     at_ns: int
@@ -97,7 +98,8 @@ class Hold(msgspec.Struct, kw_only=True):
     """A time that a request was held: why, and the numbers of that decision where one was made.
 
     `seq` is the event that began it, 0 when it is before the picture. It is saved until
-    `paused_ns`, and held until `end_ns`; `became` is what it was then. Null: not yet.
+    `paused_ns`, and held from then until `end_ns`, when it goes on or ends, as in the view
+    `pauses`; `became` is what it was then. Null: not yet.
     """
 
     lane: int

@@ -2,15 +2,17 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from journal import events
+from journal import audit, events
 from journal.events import KINDS, Record
+from journal.reader import JournalReader
 from scheduler.evolve import evolve
 from scheduler.state import STATE_VERSION, SchedulerState
-from tests.integration.timeline_journals import ALL, drawn, kind_name, story
+from tests.integration.timeline_journals import ALL, drawn, kept_story, kind_name, story
 from tools.timeline_file import data_of
 from tools.timeline_kinds import GROUPS, KINDS_OF, UNDRAWN
 from tools.timeline_parts import PHASES, Entry, Lane
@@ -122,10 +124,22 @@ def test_holds_say_who_why_and_with_which_numbers() -> None:
             event.frees_bytes,
         )
         assert (hold.usage_bytes, hold.ceiling_bytes) == (event.usage_bytes, event.ceiling_bytes)
-        resumed = [r for r in records if isinstance(r.event, events.ResumeStarted)]
+        resumed = [r for r in records if isinstance(r.event, events.RequestResumed)]
         ends = {r.event.request_id: r.at_ns - records[0].at_ns for r in resumed}  # pyright: ignore[reportAttributeAccessIssue]
         assert hold.end_ns == ends[event.request_id]
-        assert hold.became == "resuming"
+        assert hold.became in ("prefilling", "decoding")
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_holds_are_as_long_as_the_view_has_them(name: str, tmp_path: Path) -> None:
+    picture = drawn(story(name))
+    with JournalReader.open(kept_story(name, tmp_path)) as reader:
+        pauses = list(audit.pauses(reader))
+    assert pauses
+    assert [
+        (hold.seq, ((hold.end_ns or 0) - (hold.paused_ns or 0)) // 1_000_000)
+        for hold in picture.holds
+    ] == [(pause.pause_seq, pause.held_ms) for pause in pauses]
 
 
 def test_memory_is_what_the_scheduler_compared() -> None:
@@ -173,7 +187,7 @@ def test_a_lost_client_is_shown_and_why_its_request_was_held() -> None:
     picture = drawn(story("lost_clients"))
     lost, ended = picture.lanes
     assert [hold.reason for hold in picture.holds] == ["client_gone", "client_gone"]
-    assert [picture.holds[0].became, picture.holds[1].became] == ["resuming", "cancelled"]
+    assert [picture.holds[0].became, picture.holds[1].became] == ["prefilling", "cancelled"]
     assert (lost.outcome, ended.outcome) == ("finished", "cancelled")
     [[begin_ns, end_ns]] = lost.alone
     assert begin_ns is not None

@@ -79,7 +79,7 @@ def test_lanes_memory_and_who_was_held_are_there(browser: Browser, tmp_path: Pat
 
 def test_hover_shows_the_numbers_of_the_journal(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path, drawn(story("every_rung")))
-    for kind in (events.PauseStarted, events.RequestFinished, events.EmergencyDeclared):
+    for kind in (events.PauseStarted, events.RequestFinished, events.MemoryReclaimed):
         record = the("every_rung", kind)
         x, y = spot(browser, mark_of(record))
         browser.point(x, y)
@@ -100,9 +100,51 @@ def test_hover_over_memory_shows_the_reading(browser: Browser, tmp_path: Path) -
     browser.point(x, middle(browser, "topCanvas")[1])
     browser.settle()
     found = fields(browser, "#tip")
-    assert found["usage_bytes"].startswith(f"{sample.usage_bytes:,} B")
-    assert found["ceiling_bytes"].startswith(f"{sample.ceiling_bytes:,} B")
+    assert found["used and reserved"].startswith(f"{sample.usage_bytes:,} B")
+    assert found["ceiling"].startswith(f"{sample.ceiling_bytes:,} B")
     assert "emergency mark" in found
+
+
+def test_what_was_read_and_what_is_counted_are_two_numbers(
+    browser: Browser, tmp_path: Path
+) -> None:
+    picture = drawn(story("every_rung"))
+    show(browser, tmp_path, picture)
+    read = max(sample.read_bytes for sample in picture.samples)
+    usage = max(sample.usage_bytes for sample in picture.samples)
+    assert read < usage
+    texts = [browser.evaluate(f"bytesText({size})") for size in (read, usage)]
+    gist = browser.evaluate("byId('gist').textContent")
+    assert f"memory read up to {texts[0]}, used and reserved up to {texts[1]}, ceiling" in gist
+    assert "in use" not in browser.evaluate("document.body.innerText")
+    [piece] = browser.evaluate("pieces.map((piece) => [piece.samples.length, piece.end])")
+    assert piece == [len(picture.samples), picture.end_ns]
+
+
+def test_where_no_server_was_there_is_no_memory(browser: Browser, tmp_path: Path) -> None:
+    picture = drawn(story("crash_while_paused"))
+    [away] = picture.aways
+    second = 10**9
+    for sample in picture.samples:  # the story starts again at once: here it takes a second
+        if sample.seq > away.last_seq:
+            sample.at_ns += second
+    for late in (away, picture):
+        late.end_ns += second
+    show(browser, tmp_path, picture)
+    pieces = browser.evaluate(
+        "pieces.map((each) => [each.samples.at(-1).at, each.end, each.samples[0].at])"
+    )
+    assert len(pieces) == 2
+    assert pieces[0][0] <= pieces[0][1] == away.begin_ns
+    assert pieces[1][2] >= away.end_ns
+    at = (away.begin_ns + away.end_ns) // 2
+    browser.point(browser.evaluate(f"placeOf({at})"), middle(browser, "topCanvas")[1])
+    browser.settle()
+    assert browser.evaluate("tip.textContent") == "No server, no memory"
+    assert browser.evaluate(f"sampleAt({away.end_ns - 1})") is None, (
+        "that of the run before is gone"
+    )
+    assert browser.evaluate(f"sampleAt({away.begin_ns}).seq") <= away.last_seq
 
 
 def test_filters_hide_events_and_requests(browser: Browser, tmp_path: Path) -> None:

@@ -34,44 +34,82 @@ function drawAxis(ink, width) {
 
 const digitsWidth = () => (spanOf() / view.width < NS_PER_MS * 3 ? 96 : 60);
 
-// One line over the readings in view: between two of them usage is what it was.
-function usagePath(ink) {
-  const first = Math.max(0, firstFrom(samples, view.begin) - 1);
-  let isBegun = false;
+// Readings of one run follow each other; between two runs there is no memory to draw.
+function piecesOf() {
+  const ends = picture.aways.map((away) => ({ seq: away.last_seq, end: away.begin_ns }));
+  ends.push({ seq: Infinity, end: picture.end_ns });
+  const found = [];
+  let first = 0;
+  for (const { seq, end } of ends) {
+    let next = first;
+    while (next < samples.length && samples[next].seq <= seq) next += 1;
+    if (next > first) found.push({ samples: samples.slice(first, next), end });
+    first = next;
+  }
+  return found;
+}
+const pieces = piecesOf();
+
+// One line over the readings of a piece that are in view: between two of them it is what it was.
+function curve(ink, piece, name) {
+  const all = piece.samples;
+  const first = Math.max(0, firstFrom(all, view.begin) - 1);
   let lastX = -1;
   let last = null;
-  for (let i = first; i < samples.length; i += 1) {
-    const sample = samples[i];
+  ink.beginPath();
+  for (let i = first; i < all.length; i += 1) {
+    const sample = all[i];
     const x = Math.max(view.left, placeOf(sample.at));
-    const y = heightOf(sample.usage);
-    if (!isBegun) ink.moveTo(x, y);
-    else if (x - lastX >= 0.5 || sample.usage > last.usage) {
-      ink.lineTo(x, heightOf(last.usage));
+    const y = heightOf(sample[name]);
+    if (!last) ink.moveTo(x, y);
+    else if (x - lastX >= 0.5 || sample[name] > last[name]) {
+      ink.lineTo(x, heightOf(last[name]));
       ink.lineTo(x, y);
     }
-    isBegun = true;
     lastX = x;
     last = sample;
     if (sample.at > view.end) break;
   }
-  return last && { from: Math.max(view.left, placeOf(samples[first].at)), last };
+  const end = Math.min(placeOf(piece.end), view.left + view.width);
+  const to = Math.max(end, placeOf(last.at));
+  ink.lineTo(to, heightOf(last[name]));
+  return { from: Math.max(view.left, placeOf(all[first].at)), to };
 }
 
-function drawUsage(ink) {
-  if (!samples.length) return;
-  ink.beginPath();
-  const path = usagePath(ink);
-  const endX = Math.min(placeOf(picture.end_ns), view.left + view.width);
-  ink.lineTo(Math.max(endX, placeOf(path.last.at)), heightOf(path.last.usage));
+function closeBelow(ink, { from, to }) {
+  ink.lineTo(to, memory.bottom);
+  ink.lineTo(from, memory.bottom);
+}
+
+function strokeUsage(ink) {
+  ink.strokeStyle = colors.usage;
+  ink.lineWidth = 1.25;
+  ink.setLineDash([4, 2]);
+  ink.stroke();
+  ink.setLineDash([]);
+}
+
+function strokeRead(ink) {
   ink.strokeStyle = colors.usage;
   ink.lineWidth = 1.75;
   ink.stroke();
-  ink.lineTo(Math.max(endX, placeOf(path.last.at)), memory.bottom);
-  ink.lineTo(path.from, memory.bottom);
-  ink.fillStyle = colors["usage-fill"];
-  ink.fill();
-  fillOver(ink, 1, colors.high);
-  fillOver(ink, 2, colors.emergency);
+}
+
+// What was measured is filled; over it, what is used and reserved: that is held against the marks.
+function drawUsage(ink) {
+  for (const piece of pieces) {
+    if (piece.end < view.begin || piece.samples[0].at > view.end) continue;
+    const usage = curve(ink, piece, "usage");
+    strokeUsage(ink);
+    closeBelow(ink, usage);
+    fillOver(ink, 1, colors.high);
+    fillOver(ink, 2, colors.emergency);
+    const read = curve(ink, piece, "read");
+    strokeRead(ink);
+    closeBelow(ink, read);
+    ink.fillStyle = colors["usage-fill"];
+    ink.fill();
+  }
 }
 
 // What of the usage is over a mark, in that mark's colour.
@@ -160,10 +198,16 @@ function drawMemory(ink, width) {
   if (current) drawLevelNames(ink, current);
 }
 
+const awayAt = (at) => picture.aways.find((away) => at > away.begin_ns && at < away.end_ns);
+
+// The newest reading of the run that is there at this time, if one is.
 function sampleAt(at) {
   const place = firstFrom(samples, at);
   if (samples[place]?.at === at) return samples[place];
-  return place > 0 ? samples[place - 1] : null;
+  const last = samples[place - 1];
+  if (!last) return null;
+  const isGone = picture.aways.some((away) => last.seq <= away.last_seq && away.begin_ns < at);
+  return isGone ? null : last;
 }
 
 const levelAt = (at) => levels.findLast((level) => level.at <= at) ?? null;

@@ -25,6 +25,7 @@ function marksNear(row, at) {
 }
 
 function memoryTip(at) {
+  if (awayAt(at)) return make("div", { className: "title", textContent: "No server, no memory" });
   const sample = sampleAt(at);
   if (!sample) return null;
   const level = levelAt(at);
@@ -33,13 +34,13 @@ function memoryTip(at) {
     fields.append(make("dt", { textContent: name }));
     fields.append(make("dd", { textContent: valueText("_bytes", bytes) }));
   };
-  add("usage_bytes", sample.usage);
-  add("read_bytes", sample.read);
+  add("read", sample.read);
+  add("used and reserved", sample.usage);
   if (level) {
     MARK_NAMES.forEach((name, index) =>
       add(`${name} mark`, Math.floor((level.ceiling * level.permille[index]) / 1000)),
     );
-    add("ceiling_bytes", level.ceiling);
+    add("ceiling", level.ceiling);
   }
   const title = sample.level ? `Memory: over the ${sample.level} mark` : "Memory";
   const when = `read at ${clockText(sample.at)} · seq ${sample.seq}`;

@@ -39,7 +39,15 @@ function drawLegend() {
       drawBar(ink, phase, 1, height / 2, width - 2),
     ),
   );
+  const line = (stroke) => (ink, width, height) => {
+    ink.beginPath();
+    ink.moveTo(1, height / 2);
+    ink.lineTo(width - 1, height / 2);
+    stroke(ink);
+  };
   items.push(
+    legendItem("memory as read", line(strokeRead)),
+    legendItem("memory used and reserved", line(strokeUsage)),
     legendItem("without a client", (ink, width) => {
       ink.fillStyle = colors.alone;
       for (let x = 1; x < width; x += 6) ink.fillRect(x, 8, 4, 2.5);

@@ -2,8 +2,10 @@
 
 const HOLDS_AT_ONCE = 100;
 
+// Held is from when its KV was saved until it goes on or ends: held_ms of the view `pauses`.
 function heldNs(hold) {
-  return (hold.end_ns ?? picture.end_ns) - hold.begin_ns;
+  const end = hold.end_ns ?? picture.end_ns;
+  return end - (hold.paused_ns ?? end);
 }
 
 function reasonsGist() {
@@ -26,6 +28,20 @@ function bad(text) {
   return make("strong", { className: "bad", textContent: text });
 }
 
+function highest(name) {
+  return samples.reduce((best, each) => (each[name] > best[name] ? each : best));
+}
+
+// What was measured and what is counted against the marks are two numbers.
+function memoryGist() {
+  const [read, usage] = [highest("read"), highest("usage")];
+  const ceiling = usage.ceiling === null ? "" : `, ceiling ${bytesText(usage.ceiling)}`;
+  return (
+    `memory read up to ${bytesText(read.read)}, ` +
+    `used and reserved up to ${bytesText(usage.usage)}${ceiling}`
+  );
+}
+
 function gistParts() {
   const parts = [[`${count(lanes.length, "request")}: ${outcomesGist() || "none"}`]];
   const total = holds.reduce((sum, hold) => sum + heldNs(hold), 0);
@@ -34,14 +50,7 @@ function gistParts() {
     const who = `${count(requests, "request")} held ${count(holds.length, "time")}`;
     parts.push([bad(who), ` for ${durationText(total)} in all (${reasonsGist()})`]);
   } else parts.push(["nobody was held"]);
-  const peak = samples.reduce(
-    (best, each) => (each.usage > (best?.usage ?? -1) ? each : best),
-    null,
-  );
-  if (peak) {
-    const ceiling = peak.ceiling === null ? "" : ` of ${bytesText(peak.ceiling)}`;
-    parts.push([`memory up to ${bytesText(peak.usage)}${ceiling}`]);
-  }
+  if (samples.length) parts.push([memoryGist()]);
   const deaths = picture.aways.filter((away) => away.died).length;
   if (deaths) parts.push([bad(`the server died ${deaths === 1 ? "once" : `${deaths} times`}`)]);
   return parts;
@@ -51,7 +60,7 @@ function holdNumbers(hold) {
   if (hold.rank === null) return "";
   const place = hold.rank ? `Rank ${hold.rank} of ${hold.num_candidates}` : "Named, not chosen";
   const frees = `frees ${bytesText(hold.frees_bytes)}, ${bytesText(hold.unsaved_bytes)} to save`;
-  return `${place}; ${frees}; usage ${ofCeiling(hold, "usage_bytes")}.`;
+  return `${place}; ${frees}; used and reserved ${ofCeiling(hold, "usage_bytes")}.`;
 }
 
 function holdThen(hold) {
@@ -69,7 +78,8 @@ function holdItem(hold) {
   button.addEventListener("click", () => showHold(hold));
   const link = make("a", { href: `#${lane.request_id}`, className: "id", textContent: lane.short });
   link.setAttribute("aria-label", `Events of ${lane.request_id}`);
-  const when = ` (request ${lane.number}) from ${from} for ${durationText(heldNs(hold))}`;
+  const length = hold.paused_ns === null ? "being saved" : `held for ${durationText(heldNs(hold))}`;
+  const when = ` (request ${lane.number}) from ${from}, ${length}`;
   const item = make("div", { className: "hold" }, button, make("p", {}, link, when));
   item.setAttribute("role", "listitem");
   item.append(make("p", { className: "why", textContent: titleOf(reasonText(hold.reason)) }));
@@ -80,7 +90,7 @@ function holdItem(hold) {
 
 // The hold with some of what was before and after it.
 function showHold(hold) {
-  const length = Math.max(heldNs(hold), WHOLE_NS / 200);
+  const length = Math.max((hold.end_ns ?? picture.end_ns) - hold.begin_ns, WHOLE_NS / 200);
   show(hold.begin_ns - length * 0.6, hold.begin_ns + length * 1.8);
   revealLane(hold.lane);
   const mark = hold.lane.marks.find((each) => each.entry.seq === hold.seq);

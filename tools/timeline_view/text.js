@@ -102,11 +102,11 @@ const LINES = {
   pause_started: (b) =>
     `${reasonText(b.reason)}: rank ${b.rank} of ${b.num_candidates}, frees ` +
     `${bytesText(b.frees_bytes)}, ${bytesText(b.unsaved_bytes)} to save; ` +
-    `usage ${ofCeiling(b, "usage_bytes")}`,
+    `used and reserved ${ofCeiling(b, "usage_bytes")}`,
   request_paused: (b) => `${reasonText(b.reason)}; ${count(b.num_cached_tokens, "token")} kept`,
   kv_dropped: (b) => `held with its tokens only: ${b.reason.replaceAll("_", " ")}`,
   chain_pinned: (b) => `${count(b.num_blocks, "block")}, tail ${bytesText(b.tail_bytes)}`,
-  resume_started: (b) => `${rowText(b)}; was held for ${durationText(b.held_ns)}`,
+  resume_started: (b) => `${rowText(b)}; held for ${durationText(b.held_ns)} by then`,
   request_resumed: (b) =>
     `${count(b.num_cached_tokens, "token")} are there, ${grouped(b.num_lost_tokens)} are lost`,
   request_received: (b) => `${count(b.num_prompt_tokens, "prompt token")}`,
@@ -124,18 +124,19 @@ const LINES = {
   request_adopted: (b) =>
     `by ${b.adopter_id}, known by ${b.by}; without a client for ${durationText(b.orphaned_ns)}`,
   reclaim_started: (b) =>
-    `${bytesText(b.expected_bytes)} expected; usage ${ofCeiling(b, "usage_bytes")}`,
+    `${bytesText(b.expected_bytes)} expected; used and reserved ${ofCeiling(b, "usage_bytes")}`,
   memory_reclaimed: (b) => `${bytesText(b.freed_bytes)} given back`,
   tier_shrunk: (b) => `${bytesText(b.freed_bytes)} leave memory: ${b.reason}`,
   emergency_declared: (b) =>
-    `usage ${ofCeiling(b, "usage_bytes")}, ${count(b.num_admitted, "row")}`,
+    `used and reserved ${ofCeiling(b, "usage_bytes")}, ${count(b.num_admitted, "row")}`,
   blocks_evicted: (b) => `${bytesText(b.freed_bytes)} leave disk: ${b.reason.replaceAll("_", " ")}`,
   saving_stopped: (b) => `${b.reason.replaceAll("_", " ")}: ${b.detail}`,
   engine_failed: (b) => `during ${b.during}: ${b.error}`,
   server_started: (b) => `policy ${b.policy_version}, model ${b.model.name}`,
   server_stopping: (b) => b.reason,
   server_died: (b) => `away for ${durationText(b.away_ns)}; its last event is ${b.last_seq}`,
-  memory_sampled: (b) => `${bytesText(b.active_bytes)} in use, ${bytesText(b.cached_bytes)} kept`,
+  memory_sampled: (b) =>
+    `read ${bytesText(b.active_bytes)} given out, ${bytesText(b.cached_bytes)} kept`,
   tokens_decoded: (b) => `${count(b.num_steps, "step")} of batch ${b.batch}`,
   prefill_chunk_planned: (b) => `${count(b.length, "token")} from ${grouped(b.start)} on`,
   prefill_chunk_done: (b) => `${count(b.length, "token")} in ${durationText(b.duration_ns)}`,
