@@ -45,13 +45,15 @@ class Divergence:
 
 @dataclass(slots=True)
 class Replay:
-    """Deciding a journal again; iterate over `divergences` to run it. Counts are those so far, and
-    `state` is what the records came to by then.
+    """Deciding a journal again; iterate over `divergences` to run it. Counts are those so far, as
+    are the versions of the policies that decided it, and `state` is what the records came to by
+    then.
     """
 
     records: Iterable[Record]
     num_steps: int = 0
     num_decisions: int = 0
+    policy_versions: set[int] = field(default_factory=set[int])
     state: SchedulerState = field(default_factory=SchedulerState)
 
     def divergences(self) -> Iterator[Divergence]:
@@ -80,6 +82,7 @@ class Replay:
         led_by: ServerView | None = None
         problem = problem_of(lambda: fold(state, records[:num_facts]))
         if not problem:
+            self.policy_versions.add(state.policy_version)
             expected = tuple(decide(state))
             if expected != recorded:
                 led_by = view_server(state, state.now_ns)

@@ -179,7 +179,7 @@ def replay(
     from tools import replay as command
 
     if request is not None:
-        sys.exit(command.run_life(journal, request, as_json=as_json))
+        sys.exit(command.run_life(journal, request, until=until, as_json=as_json))
     sys.exit(command.run(journal, command.Wanted(until, show, as_json)))
 
 

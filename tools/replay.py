@@ -13,6 +13,7 @@ import msgspec
 from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.events import Record
+from journal.queries import last_position
 from journal.reader import JournalReader
 from scheduler.policy import POLICY_VERSION
 from scheduler.recovery import code_digest
@@ -30,13 +31,14 @@ class NoSuchStep(Exception):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay came to, for programs. `policy_version` and `code_digest` are this release's;
-    those of a divergence are what its run recorded.
+    those of a divergence are what its run recorded. `recorded_policy_versions`: those of all runs.
     """
 
     steps: int
     decisions: int
     divergences: list[Divergence]
     policy_version: int
+    recorded_policy_versions: list[int]
     code_digest: str
     state: ServerView | None = None
 
@@ -64,15 +66,19 @@ def run(path: Path, wanted: Wanted | None = None) -> int:
         return unusable(error)
 
 
-def run_life(path: Path, given: str, *, as_json: bool) -> int:
-    """Prints the life of one request. Returns 0, or 2 for a journal that cannot be read and a
-    request that is not in it.
+def run_life(path: Path, given: str, *, until: int | None = None, as_json: bool) -> int:
+    """Prints the life of one request, through a step where one is given. Returns 0, or 2 for a
+    journal that cannot be read, and a request or a step that is not in it.
     """
     try:
         with JournalReader.open(path) as reader:
             refuse_changed(reader)
-            life = life_of(reader.read(), find_request(reader, given))
-    except (JournalError, NoSuchRequest) as error:
+            request_id = find_request(reader, given)
+            check_step(reader, until)
+            life = life_of(read(reader, until), request_id)
+            if not life.moments and until is not None:
+                raise NoSuchRequest(f"{request_id} came after step {until}")
+    except (JournalError, NoSuchRequest, NoSuchStep) as error:
         return unusable(error)
     print_life(life, as_json=as_json)
     return SAME
@@ -87,6 +93,19 @@ def unusable(error: Exception) -> int:
     """One line on stderr, and its exit status."""
     print(f"fermata replay: {error}", file=sys.stderr)
     return UNUSABLE
+
+
+def check_step(reader: JournalReader, until: int | None) -> None:
+    """Raises NoSuchStep for a step after the journal's last."""
+    with reader.transaction() as run:
+        last = last_position(run).step
+    if until is not None and until > last:
+        raise no_step_after(last, until)
+
+
+def no_step_after(last: int, until: int) -> NoSuchStep:
+    """The error for a step that the journal has not come to."""
+    return NoSuchStep(f"the journal ends with step {last}: there is no {until}")
 
 
 def read(reader: JournalReader, until: int | None) -> Iterator[Record]:
@@ -119,7 +138,7 @@ def print_replay(replay: Replay, wanted: Wanted | None = None) -> int:
     state = replay.state
     broken = bool(found) and bool(found[-1].problem)
     if wanted.until is not None and state.step < wanted.until and not broken:
-        raise NoSuchStep(f"the journal ends with step {state.step}: there is no {wanted.until}")
+        raise no_step_after(state.step, wanted.until)
     view = view_server(state, state.now_ns) if wanted.show else None
     if wanted.as_json:
         report = Report(
@@ -127,6 +146,7 @@ def print_replay(replay: Replay, wanted: Wanted | None = None) -> int:
             decisions=replay.num_decisions,
             divergences=found,
             policy_version=POLICY_VERSION,
+            recorded_policy_versions=sorted(replay.policy_versions),
             code_digest=code_digest(),
             state=view,
         )
@@ -134,6 +154,8 @@ def print_replay(replay: Replay, wanted: Wanted | None = None) -> int:
         return status
     if view is not None:
         print("\n".join(lines_of_state(view)))
+    if others := sorted(replay.policy_versions - {POLICY_VERSION}):
+        print(f"recorded under policy {', '.join(map(str, others))}, decided by {POLICY_VERSION}")
     counts = f"{replay.num_steps} steps, {replay.num_decisions} decisions"
     print(f"{counts}, {len(found)} divergences")
     return status

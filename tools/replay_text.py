@@ -118,12 +118,14 @@ def lines_of_state(view: ServerView) -> list[str]:
     marks = "no ceiling"
     if memory.ceiling_bytes is not None:
         ceiling = size(memory.ceiling_bytes)
-        marks = f"{size(memory.usage_bytes) or '0B'} in use of {ceiling}, {memory.level}"
+        read = size(memory.active_bytes + memory.cached_bytes) or "0B"
+        usage = size(memory.usage_bytes) or "0B"
+        marks = f"{read} read, {usage} used and reserved, of {ceiling}, {memory.level}"
     reliefs = ", ".join(f"{relief.rung} {size(relief.expected_bytes)}" for relief in memory.reliefs)
     engine = "stopping" if view.stopping else "ready" if view.engine_ready else "loading"
     lines = [
         f"step {view.step} of run {view.run_id}, at {time_text(view.now_ns)}: engine {engine}",
-        f"memory: {marks}, {size(view.reserved_bytes) or '0B'} reserved"
+        f"memory: {marks}; {size(view.reserved_bytes) or '0B'} reserved for rows"
         + (f"; under way: {reliefs}" if reliefs else ""),
         f"requests: {phases_of(view.requests)}; batch {view.batch} of {view.batch_rows} rows",
     ]

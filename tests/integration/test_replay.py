@@ -140,8 +140,17 @@ def test_runs_of_another_policy_are_told_apart(
     assert all(divergence.of_other_policy for divergence in divergences(records))
     assert command.print_replay(Replay(records)) == 3
     monkeypatch.setattr("scheduler.admission.MAX_ADMISSIONS", 32)
-    assert command.print_replay(Replay(records)) == 0
     assert f"recorded by policy {POLICY_VERSION}, code " in capsys.readouterr().out
+    monkeypatch.setattr("tools.replay.POLICY_VERSION", 99)
+    assert command.print_replay(Replay(records)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"recorded under policy {POLICY_VERSION}, decided by 99"
+    assert command.print_replay(Replay(records), command.Wanted(as_json=True)) == 0
+    report = msgspec.json.decode(capsys.readouterr().out)
+    assert (report["recorded_policy_versions"], report["policy_version"]) == ([POLICY_VERSION], 99)
+    monkeypatch.setattr("tools.replay.POLICY_VERSION", POLICY_VERSION)
+    assert command.print_replay(Replay(records)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_the_command_prints_each_divergence_and_the_counts(
@@ -180,7 +189,7 @@ def test_the_command_shows_which_rung_comes_out_differently(
         "freed_bytes",
     ]
     assert "  they differ in hashes, freed_bytes" in lines
-    assert any("in use of" in line for line in lines), "the state that led there"
+    assert any("used and reserved, of" in line for line in lines), "the state that led there"
     assert lines[-1].endswith(" decisions, 1 divergences")
 
 
@@ -253,10 +262,16 @@ def test_the_state_at_a_step_and_a_life_as_text_and_json(state_folder: Path) -> 
     assert shown["state"]["requests"][0]["num_output_tokens"] == 2
     status, out, _ = run_command(str(state_folder), "--request", "000", "--json")
     assert msgspec.json.decode(out)["moments"][-1]["phase"] == "finished"
-    for wrong in (("--until", str(last + 1)), ("--until", "0"), ("--request", "req_x")):
+    status, out, _ = run_command(str(state_folder), "--request", "000", "--until", str(step))
+    assert status == 0
+    assert re.search(r" decoding +fact +tokens_decoded +2 tokens in 2 steps\n$", out)
+    for wrong in (
+        *(("--until", str(last + 1)), ("--until", "0"), ("--request", "req_x")),
+        *(("--request", "000", "--until", text) for text in (str(last + 1), "0", "1")),
+    ):
         status, out, err = run_command(str(state_folder), *wrong)
-        assert (status, out) == (2, "")
-        assert err.startswith("fermata replay: the journal ")
+        assert (status, out) == (2, ""), wrong
+        assert err.startswith("fermata replay: ")
         assert err.count("\n") == 1
     driver.journal.close()
 
