@@ -63,7 +63,7 @@ def window_of(reader: JournalReader, wanted: Wanted) -> Window:
             raise NoWindow("the journal has no events")
         first, last = ends
         last_ns: int = run("SELECT at_ns FROM events WHERE seq = ?", (last,)).scalar_one()
-        words = ["all of it"]
+        words: list[str] = []
         through, until = first - 1, last
         if wanted.request is not None:
             request_id = find_request(reader, wanted.request)
@@ -83,7 +83,7 @@ def window_of(reader: JournalReader, wanted: Wanted) -> Window:
         return Window(
             through_seq=0 if through < first else through,
             until_seq=whole_step(run, until),
-            what=", ".join(words),
+            what=", ".join(words) or "all of it",
         )
 
 

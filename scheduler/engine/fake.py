@@ -173,7 +173,7 @@ class FakeEngine:
         sample = self.make_cache()
         sample.feed(array("I", [0]))
         domain = "" if self.kv is None else self.kv.describe([sample], 1)
-        self.deliver(EngineLoaded(self.facts, False, note="", load_ns=0, kv_domain=domain))
+        self.deliver(EngineLoaded(self.facts, False, "", self.settings.load_ms * 10**6, domain))
         return True
 
     def make_cache(self) -> FakeCache:

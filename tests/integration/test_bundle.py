@@ -179,6 +179,14 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
     assert export.run(tmp_path, tmp_path / "bundle.db", export.Wanted()) == export.UNUSABLE
 
 
+def test_the_words_for_a_window_say_all_only_of_all(folder: Path) -> None:
+    with JournalReader.open(folder) as reader:
+        assert export.window_of(reader, export.Wanted()).what == "all of it"
+        assert export.window_of(reader, export.Wanted(since="1d")).what == "since 1d"
+        wanted = export.Wanted(since="1d", until="0s")
+        assert export.window_of(reader, wanted).what == "since 1d, until 0s"
+
+
 def test_a_bundle_of_a_bundle_is_one(folder: Path, tmp_path: Path) -> None:
     times = step_times(folder)
     middle = iso(times[len(times) // 2][1])

@@ -277,6 +277,16 @@ def test_a_load_that_fails_is_a_death_while_loading() -> None:
     assert results == [EngineDied("no such file", while_loading=True)]
 
 
+def test_a_load_says_how_long_it_took() -> None:
+    results: list[EngineResult] = []
+    engine = FakeEngine(FACTS, 1, settings=FakeSettings(load_ms=200), threaded=False)
+    engine.start(results.append)
+    engine.work_until_idle()
+    [loaded] = results
+    assert isinstance(loaded, EngineLoaded)
+    assert loaded.load_ns == 200_000_000
+
+
 def test_the_tokenizer_gives_back_what_it_got() -> None:
     tokenizer = FakeTokenizer()
     prompt = tokenizer.render_chat([{"role": "user", "content": "Grüße, 世界"}])
