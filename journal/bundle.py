@@ -30,6 +30,7 @@ from journal.errors import JournalBroken, JournalError, JournalFull
 from journal.events import Record, StateCarried
 from journal.files import flush, make_part, unfit_name
 from journal.moments import bounds
+from journal.points import Point
 from journal.queries import BATCH_EVENTS, event_columns
 from journal.reader import JournalReader
 from journal.rebuild import Base, Rebuild, load_base
@@ -91,11 +92,13 @@ def export(
     file: Path,
     window: Window,
     before: Before,
+    point: Point | None = None,
     *,
     with_tokens: bool = False,
 ) -> Bundle:
-    """Writes a bundle beside its name and then gives it that. `before` has seen nothing yet: what
-    lies before the window is folded into it. The reader's journal may be written to meanwhile.
+    """Writes a bundle beside its name and then gives it that. What lies between `point` and the
+    window is folded into `before`, which is the state at the point, or is empty without one. The
+    reader's journal may be written to meanwhile.
 
     Raises JournalError for a name that is taken or cannot be written, for tokens that are not
     there, and when there is no space.
@@ -105,7 +108,7 @@ def export(
         with unfinished(file) as copy:
             with writing(copy, file) as run:
                 writer = Writer(reader, run, window, with_tokens=with_tokens)
-                writer.write(before)
+                writer.write(before, point)
             flush(copy)
             copy.rename(file)
             flush(file.parent)
@@ -192,10 +195,10 @@ class Writer:
         self.num_requests = 0
         self.num_prompts = 0
 
-    def write(self, before: Before) -> None:
+    def write(self, before: Before, point: Point | None) -> None:
         """All of it; what came of it is in the counts afterwards."""
         with self.reader.transaction() as source:
-            base = load_base(source)
+            base = load_base(source) if point is None else point.base
             first_seq = (bounds(source) or (0, 0))[0]
             schema = source(
                 "SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL"
@@ -208,7 +211,7 @@ class Writer:
         self.run("INSERT INTO alembic_version VALUES (?)", (SCHEMA,))
         rebuild = Rebuild(base)
         if self.window.through_seq:
-            last = self.fold_before(rebuild, before)
+            last = self.fold_before(rebuild, before, 0 if point is None else point.seq)
             self.put_base(rebuild.base(), last, before.carried())
         elif base.rows.run is not None:
             put_rows(
@@ -234,19 +237,17 @@ class Writer:
         for sql in later:
             self.run(sql)
 
-    def fold_before(self, rebuild: Rebuild, before: Before) -> Record:
+    def fold_before(self, rebuild: Rebuild, before: Before, after_seq: int) -> Record:
         """What lies before the window, in one pass for rows and state; the last record of it."""
-        last: Record | None = None
-        for record in self.reader.read(0, self.window.through_seq):
+        through_seq = self.window.through_seq
+        for record in self.reader.read(after_seq, through_seq):
             before.fold(record)
             rebuild.fold(record)
-            last = record
             if record.seq % BATCH_EVENTS == 0:
                 rebuild.take_changes(record.seq)  # Only what they come to is written.
-        assert last is not None, "a window begins behind an event"
         rebuild.projection.flush()
-        rebuild.take_changes(last.seq)
-        return last
+        rebuild.take_changes(through_seq)
+        return next(self.reader.read(through_seq - 1, through_seq))
 
     def put_base(self, base: Base, last: Record, carried: tuple[int, Mapping[str, object]]) -> None:
         """The state before the window, in place of the last event before it."""

@@ -140,9 +140,20 @@ class Compaction:
                 end = min(last, self._copied_seq + PORTION_EVENTS)
                 query = "INSERT INTO events SELECT * FROM old.events WHERE seq > ? AND seq <= ?"
                 self._run(query, (self._copied_seq, end))
+                self._copy_points(self._copied_seq, end)
             self._copied_seq = end
             reach("journal.compaction.copied")
             return end == last
+
+    def _copy_points(self, after_seq: int, until_seq: int) -> None:
+        """Those of the events that stay, which are folded from the new beginning as before."""
+        for table in ("carried_rows", "snapshots"):
+            query = (
+                f"INSERT OR IGNORE INTO {table} SELECT * FROM old.{table}"
+                " WHERE seq > ? AND seq <= ? AND seq IN (SELECT seq FROM old.carried_rows)"
+                f" AND seq NOT IN (SELECT seq FROM {table})"
+            )
+            self._run(query, (after_seq, until_seq))
 
     def _fold_portion(self) -> None:
         """The rows of the projections as they were at state_carried, bit by bit."""
@@ -161,7 +172,11 @@ class Compaction:
             self._run("INSERT INTO carried_rows VALUES (?, ?)", (self._first.seq, body))
             for table in _COPIED_TABLES:
                 self._run(f"INSERT INTO {table} SELECT * FROM old.{table}")
-            snapshots = "INSERT INTO snapshots SELECT * FROM old.snapshots WHERE seq >= ?"
+            self._copy_points(self._first.seq, self._copied_seq)  # also one that came meanwhile
+            snapshots = (
+                "INSERT INTO snapshots SELECT * FROM old.snapshots"
+                " WHERE seq >= ? AND seq NOT IN (SELECT seq FROM snapshots)"
+            )
             self._run(snapshots, (self._first.seq,))
             for table in _HISTORY_TABLES:
                 history = f"INSERT INTO {table} SELECT * FROM old.{table} WHERE seq > ?"

@@ -29,6 +29,8 @@ from journal.events import (
 from journal.files import journal_file
 from journal.outputs import Outputs
 from journal.place import Position, Positioned, place
+from journal.points import is_due, put_point
+from journal.rebuild import Base, base_of
 from journal.rows import Changes
 from journal.statements import (
     INSERT_EVENT,
@@ -184,15 +186,27 @@ class Journal(Positioned):
             yield from queries.read_records(self._run, after_seq, until_seq)
 
     def save_snapshot(self, seq: int, state_version: int, code_digest: str, body: bytes) -> None:
-        """Keeps the state as folded through `seq`, and the one before; older ones go."""
+        """Keeps the state as folded through `seq`, and the one before; older ones go, but for those
+        that are points (see points.py).
+        """
         assert seq <= self.last.seq
         reach("journal.snapshot.before")
         with self._database.transaction("process"):
             self._run(PUT_SNAPSHOT, (seq, state_version, code_digest, body))
             reach("journal.snapshot.within")
+            if seq == self.last.seq and is_due(self._run, seq, len(body)):
+                put_point(self._run, seq, self._base())
             newest = "SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?"
-            self._run(f"DELETE FROM snapshots WHERE seq NOT IN ({newest})", (KEPT_SNAPSHOTS,))
+            points = "SELECT seq FROM carried_rows"
+            self._run(
+                f"DELETE FROM snapshots WHERE seq NOT IN ({newest}) AND seq NOT IN ({points})",
+                (KEPT_SNAPSHOTS,),
+            )
         reach("journal.snapshot.after")
+
+    def _base(self) -> Base:
+        """What a rebuild from here on starts from, but for the blocks."""
+        return base_of(self._projection.open_rows(), self._outputs.counts(), ())
 
     def latest_snapshot(self, state_version: int, code_digest: str) -> tuple[int, bytes] | None:
         """The newest snapshot that this code can use, as (seq, body)."""

@@ -124,6 +124,11 @@ class Outputs:
             self._run("DELETE FROM step_tokens")
             self._num_step_rows = 0
 
+    def counts(self) -> dict[int, int]:
+        """How many tokens each open request has, by its number; one without any may be missing."""
+        outputs = self._ungathered.items()
+        return {number: output.first_index + output.num_tokens for number, output in outputs}
+
     def read(self, request_id: str, number: int | None) -> Output:
         """The output of a request so far. `number` is that of an open request."""
         output = gathered_output(self._run, request_id)

@@ -2,8 +2,12 @@
 they were at an earlier event.
 
 A journal that was compacted begins with state_carried. What the rows were there is kept in
-`carried_rows`, and a rebuild starts from it.
+`carried_rows`, and a rebuild starts from it. The same table holds the rows of points, which
+points.py explains.
 """
+
+from collections.abc import Iterable
+from operator import attrgetter
 
 import msgspec
 
@@ -16,12 +20,13 @@ from journal.rows import Changes, OpenRows
 
 class Base(msgspec.Struct, kw_only=True):
     """Where a rebuild starts: the open rows, how many tokens each open request had, by its number,
-    and the blocks.
+    and the blocks. `code_digest` is set in points alone.
     """
 
     rows: OpenRows
     counts: dict[int, int]
     blocks: list[BlockRow] = []
+    code_digest: str = ""
 
 
 EMPTY = Base(rows=OpenRows(requests=[], run=None, minute=None, last_at_ns=0), counts={})
@@ -29,8 +34,31 @@ EMPTY = Base(rows=OpenRows(requests=[], run=None, minute=None, last_at_ns=0), co
 
 def load_base(run: Run) -> Base:
     """The base of this file: empty unless it was compacted."""
-    body = run("SELECT body FROM carried_rows ORDER BY seq DESC LIMIT 1").scalar()
+    query = "SELECT body FROM carried_rows WHERE seq = (SELECT min(seq) FROM events)"
+    body = run(query).scalar()
     return EMPTY if body is None else msgspec.json.decode(body, type=Base)
+
+
+def base_of(rows: OpenRows, counts: dict[int, int], blocks: Iterable[BlockRow]) -> Base:
+    """A base in an order of its own: the writer's rows may have come from the file, in another one
+    than that in which a fold has made them.
+    """
+    ordered = OpenRows(
+        requests=sorted(rows.requests, key=attrgetter("number")),
+        run=rows.run,
+        minute=rows.minute,
+        last_at_ns=rows.last_at_ns,
+        pauses=sorted(rows.pauses, key=attrgetter("number")),
+        pins=sorted(rows.pins, key=attrgetter("number")),
+        orphans=sorted(rows.orphans, key=attrgetter("number")),
+        phases=sorted(rows.phases, key=attrgetter("number")),
+        plans=sorted(rows.plans, key=attrgetter("hash", "part")),
+    )
+    return Base(
+        rows=ordered,
+        counts={row.number: counts.get(row.number, 0) for row in ordered.requests},
+        blocks=sorted(blocks, key=attrgetter("hash")),
+    )
 
 
 class Rebuild:
@@ -66,6 +94,4 @@ class Rebuild:
 
     def base(self) -> Base:
         """What a rebuild from here on starts from."""
-        counts = {number: self.counts.get(number, 0) for number in self.projection.requests}
-        blocks = list(self.blocks.values())
-        return Base(rows=self.projection.open_rows(), counts=counts, blocks=blocks)
+        return base_of(self.projection.open_rows(), self.counts, self.blocks.values())

@@ -385,7 +385,7 @@ memory_sample = Table(
 carried_rows = Table(
     "carried_rows",
     metadata,
-    # The seq of the state_carried that this file begins with.
+    # The seq of the state_carried that this file begins with, or that of a point behind it.
     Column("seq", Integer, primary_key=True),
     # The open rows of the projections as they were there: a rebuild starts from them.
     Column("body", Text, nullable=False),

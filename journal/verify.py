@@ -11,6 +11,7 @@ from journal.database import Run, schema_of
 from journal.errors import UnreadableEvent
 from journal.events import Record, StateCarried
 from journal.place import Position
+from journal.points import differs, points_of
 from journal.rebuild import Rebuild, load_base
 from journal.rows import (
     AdoptionRow,
@@ -47,6 +48,9 @@ ORPHANS = {
     ),
     "snapshots: rows of no event": (
         "SELECT count(*) FROM snapshots WHERE seq NOT IN (SELECT seq FROM events)"
+    ),
+    "carried_rows: rows of no event": (
+        "SELECT count(*) FROM carried_rows WHERE seq NOT IN (SELECT seq FROM events)"
     ),
     "memory_sample: rows of no memory_sampled": (
         "SELECT count(*) FROM memory_sample WHERE seq NOT IN"
@@ -146,7 +150,7 @@ def _order(last: Position, record: Record) -> Iterator[str]:
 
 def _projections(run: Run) -> Iterator[str]:
     """Folds all events again, and compares each row once it is final with the stored one."""
-    rebuild = Rebuild(load_base(run))
+    rebuild, points = Rebuild(load_base(run)), points_of(run)
     last = Position()
     for record in queries.read_records(run, 0, None):
         yield from _order(last, record)
@@ -154,6 +158,8 @@ def _projections(run: Run) -> Iterator[str]:
         changes = rebuild.apply(record)
         if changes is not None:
             yield from _final_rows(run, rebuild, changes)
+        if record.seq in points and differs(run, record.seq, rebuild.base()):
+            yield f"carried_rows: seq {record.seq} is not what all events come to"
     stored = queries.load_projection(run, last.at_ns).open_rows()
     rebuilt = rebuild.projection.open_rows()
     yield from _open_pauses(rebuilt, stored)

@@ -5,8 +5,8 @@ writes its table: over all of the journal, over its second half and over an hour
 machine has just written the file, so much of it is read from memory. The processor's time tells
 how much of the time was waiting, on a machine that does other things.
 
-An export of the first hour is the work for an hour alone. What comes before a later one is folded
-first, which this file does not allow.
+An export of the first hour is the work for an hour alone. Before a later one comes the fold from
+the newest point, of 100,000 events or a few more, which this file does not allow.
 """
 
 import resource

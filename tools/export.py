@@ -10,8 +10,10 @@ from journal.bundle import Window, export, refuse_changed
 from journal.errors import JournalError
 from journal.events import Record
 from journal.moments import bounds, end_of_step, last_before, whole_step
+from journal.points import Point, newest_point
 from journal.reader import JournalReader
 from scheduler.evolve import evolve
+from scheduler.recovery import code_digest, decode_state
 from scheduler.state import STATE_VERSION, SchedulerState
 from tools.replay_life import NoSuchRequest, find_request
 from tools.times import NoTime, moment
@@ -41,7 +43,9 @@ def run(path: Path, file: Path, wanted: Wanted) -> int:
         with JournalReader.open(path) as reader:
             refuse_changed(reader)
             window = window_of(reader, wanted)
-            bundle = export(reader, file, window, Before(), with_tokens=wanted.with_tokens)
+            state, point = state_before(reader, window)
+            tokens = wanted.with_tokens
+            bundle = export(reader, file, window, Before(state), point, with_tokens=tokens)
     except (JournalError, NoWindow, NoTime, NoSuchRequest) as error:
         print(f"fermata journal export: {error}", file=sys.stderr)
         return UNUSABLE
@@ -87,11 +91,26 @@ def window_of(reader: JournalReader, wanted: Wanted) -> Window:
         )
 
 
+def state_before(reader: JournalReader, window: Window) -> tuple[SchedulerState, Point | None]:
+    """From where what lies before the window is folded: the newest point, or the journal's
+    beginning, where there is none. Raises JournalError for a point that cannot be read.
+    """
+    try:
+        with reader.transaction() as run:
+            point = newest_point(run, window.through_seq, STATE_VERSION, code_digest())
+        return SchedulerState() if point is None else decode_state(point.state), point
+    except msgspec.MsgspecError as error:
+        raise JournalError(
+            f"{reader.file}: what is kept of an earlier state cannot be read ({error}); `fermata "
+            "journal verify` says more"
+        ) from error
+
+
 class Before:
     """The state of the scheduler before the window, folded as the export reads its events."""
 
-    def __init__(self) -> None:
-        self.state = SchedulerState()
+    def __init__(self, state: SchedulerState) -> None:
+        self.state = state
 
     def fold(self, record: Record) -> None:
         """One event more."""

@@ -11,6 +11,7 @@ from journal.reader import JournalReader
 from journal.tables import SCHEMA
 
 SOUND, FINDINGS, UNUSABLE = 0, 1, 2
+SHOWN_SNAPSHOTS = 3
 
 
 def info(path: Path, *, as_json: bool) -> int:
@@ -40,7 +41,7 @@ def info(path: Path, *, as_json: bool) -> int:
         "requests": phases or "none",
         "tokens": f"{summary.num_prefilled_tokens} prefilled, {summary.num_output_tokens} output",
         "stored": f"tokens and parameters of {summary.num_stored_requests} requests",
-        "snapshots": ", ".join(f"seq {seq}" for seq in summary.snapshot_seqs) or "none",
+        "snapshots": _snapshots(summary.snapshot_seqs),
     }
     for name, value in lines.items():
         print(f"{name:<10} {value}")
@@ -52,12 +53,16 @@ def verify(path: Path) -> int:
     nothing, 1 when something is, 2 for a journal that cannot be read.
     """
     from journal.verify import verify as findings_of
+    from tools.points import verify_newest
 
     num_findings = 0
     try:
         with JournalReader.open(path) as reader, reader.transaction() as run:
             schema = reader.schema
             for finding in findings_of(run):
+                num_findings += 1
+                print(finding)
+            for finding in verify_newest(run) if num_findings == 0 else ():
                 num_findings += 1
                 print(finding)
     except JournalError as error:
@@ -74,6 +79,12 @@ def _unusable(subcommand: str, error: JournalError) -> int:
 def _upgraded(schema: str) -> str:
     """What is to be known about an earlier schema: its tables but `events` were made anew."""
     return "" if schema == SCHEMA else f", read in a copy upgraded to {SCHEMA}"
+
+
+def _snapshots(seqs: list[int]) -> str:
+    if len(seqs) > SHOWN_SNAPSHOTS:
+        return f"{len(seqs)}, seq {seqs[0]} to {seqs[-1]}"
+    return ", ".join(f"seq {seq}" for seq in seqs) or "none"
 
 
 def _size(num_bytes: int) -> str:
