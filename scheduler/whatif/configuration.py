@@ -26,13 +26,30 @@ class RecordedSettings(Settings):
         return (init_settings,)
 
 
-NOT_OF_A_DECISION = ("model", "state", "server.api_key", "server.client_keys")
-"""Settings that a what-if has no use for, beside those of the model named `fake`."""
+CEILING, SAVING = "memory.ceiling", "kv.enabled"
+
+IDLE_GROUPS = ("engine", "fake", "journal", "models", "server")
+"""Groups of settings that a simulated server has no use for, but for `USED`: its engine is the cost
+model, its journal is in memory, and it has no sockets.
+"""
+
+USED = ("server.drain_limit_ms", "server.hold_limit_ms")
+
+IDLE = (
+    "kv.measure_s",
+    "kv.num_writers",
+    "kv.probe_s",
+    "memory.machine_reserve_bytes",
+    "model",
+    "requests.max_lingering",
+    "state",
+)
+"""Others that it has no use for: its disk is the cost model, and nobody else takes its memory."""
 
 
 def parse_changes(given: Sequence[str]) -> dict[str, object]:
-    """`group.name=value`, each. Raises ConfigurationError for anything else, and for a name that no
-    setting has.
+    """`group.name=value`, each. Raises ConfigurationError for anything else, for a name that no
+    setting has or that comes twice, and for what cannot be known of a machine.
     """
     changes: dict[str, object] = {}
     for text in given:
@@ -43,13 +60,16 @@ def parse_changes(given: Sequence[str]) -> dict[str, object]:
             raise ConfigurationError(f"--set {name}: there is no such setting")
         if not is_of_a_decision(name):
             raise ConfigurationError(f"--set {name}: it changes nothing in a what-if")
+        if name in changes:
+            raise ConfigurationError(f"--set {name}: is there twice: give it once")
         changes[name] = value
     return changes
 
 
 def is_of_a_decision(name: str) -> bool:
     """Whether what happens in a simulation may depend on this setting."""
-    return name not in NOT_OF_A_DECISION and not name.startswith("fake.")
+    is_idle = name in IDLE or name.partition(".")[0] in IDLE_GROUPS
+    return name in USED or not is_idle
 
 
 def known_names() -> frozenset[str]:
@@ -68,11 +88,9 @@ def settings_of(incident: Incident, changes: Mapping[str, object]) -> Settings:
         for name, value in incident.configuration.items()
         if name in known and is_of_a_decision(name) and value is not None
     }
-    if recorded.get("memory.ceiling") == "auto":
+    if recorded.get(CEILING) == "auto":
         ceiling = incident.limits.ceiling_bytes
-        recorded["memory.ceiling"] = "none" if ceiling is None else ceiling
-    if recorded.get("kv.enabled") is False:
-        recorded |= {"kv.enabled": True, "kv.max_bytes": 0}  # a store that has room for nothing
+        recorded[CEILING] = "none" if ceiling is None else ceiling
     return plain_settings({**recorded, **changes})
 
 
@@ -80,7 +98,15 @@ def plain_settings(values: Mapping[str, object]) -> Settings:
     """Settings by these values alone, by `group.name`. Raises ConfigurationError for a value that
     cannot be used.
     """
+    if values.get(CEILING) == "auto":
+        raise ConfigurationError(
+            f"{CEILING}=auto follows a machine, and there is none here: write bytes, or none"
+        )
     try:
-        return RecordedSettings(**nested({**values, "model": "fake"}))  # pyright: ignore[reportArgumentType]
+        settings = RecordedSettings(**nested({**values, "model": "fake"}))  # pyright: ignore[reportArgumentType]
     except ValidationError as error:
         raise ConfigurationError(explain(error)) from error
+    if settings.kv.enabled:
+        return settings
+    nothing = settings.kv.model_copy(update={"enabled": True, "max_bytes": 0, "memory_bytes": 0})
+    return settings.model_copy(update={"kv": nothing})  # a store that has room for nothing

@@ -26,6 +26,12 @@ BLOCK_TOKENS = 512
 NS_PER_MS = 1_000_000
 ID_PREFIX = "req_"
 
+MAX_TIMESTAMP_MS = 10**13
+"""In the year 2286, when it counts from 1970."""
+
+MAX_SPAN_MS = 366 * 86_400_000
+"""A request that comes so long after the first one has its time in another unit."""
+
 MAX_LINE_BYTES = 4_000_000
 """A line with more is none of a request."""
 
@@ -47,12 +53,16 @@ class Row(msgspec.Struct, frozen=True):
 
     def why_wrong(self) -> str | None:
         """What cannot be, if there is something."""
-        if self.timestamp < 0:
-            return "timestamp is negative"
+        if not 0 <= self.timestamp <= MAX_TIMESTAMP_MS:
+            return f"timestamp is negative, or more than {MAX_TIMESTAMP_MS} ms"
         if self.input_length < 1 or self.output_length < 0:
             return "input_length is less than 1, or output_length negative"
-        if len(self.hash_ids) > -(-self.input_length // BLOCK_TOKENS):
-            return f"there are more hash_ids than blocks of {BLOCK_TOKENS} tokens"
+        num_blocks = -(-self.input_length // BLOCK_TOKENS)
+        if len(self.hash_ids) != num_blocks:
+            return (
+                f"{len(self.hash_ids)} hash_ids; {self.input_length} tokens begin"
+                f" {num_blocks} blocks of {BLOCK_TOKENS}"
+            )
         return None
 
 
@@ -93,9 +103,10 @@ def row_of(place: str, line: bytes) -> Row:
 
 def check_trace(file: Path, limit: int | None, model: ModelFacts) -> int:
     """How many requests there are. Raises BadTrace for none, for a line that is no request, for one
-    that comes before the line above it, and for one that the model's context does not hold.
+    that comes before the line above it or much too late, and for one that the model's context does
+    not hold.
     """
-    num_rows, before = 0, 0.0
+    num_rows, before, first = 0, 0.0, None
     for number, row in rows_of(file, limit):
         place = f"{file}: line {number}"
         num_tokens = row.input_length + max(1, row.output_length)
@@ -104,6 +115,9 @@ def check_trace(file: Path, limit: int | None, model: ModelFacts) -> int:
             raise BadTrace(f"{place}: {num_tokens} tokens; {model.name} has room for {most}")
         if row.timestamp < before:
             raise BadTrace(f"{place}: its timestamp is before that of the line above; sort them")
+        first = row.timestamp if first is None else first
+        if row.timestamp - first > MAX_SPAN_MS:
+            raise BadTrace(f"{place}: more than {MAX_SPAN_MS} ms after the first: is it in ms?")
         num_rows, before = num_rows + 1, row.timestamp
     if not num_rows:
         raise BadTrace(f"{file}: there is no request in it")
@@ -136,11 +150,9 @@ def line_of(request_id: str) -> int:
 
 
 def prompt_of_row(row: Row) -> "array[int]":
-    """Tokens that are equal where ids are. What no id stands for is the request's own."""
+    """Tokens that are equal where ids are."""
     tokens = array("I")
     for name in row.hash_ids:
         tokens.extend(drawn(str(name), BLOCK_TOKENS))
     del tokens[row.input_length :]
-    rest = row.input_length - len(tokens)
-    tokens.extend(drawn(f"{row.timestamp} {row.hash_ids} and more", rest))
     return tokens
