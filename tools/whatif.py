@@ -1,7 +1,7 @@
 """`fermata whatif`: the requests of a journal once more, with other settings."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,33 +10,51 @@ import msgspec
 from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.reader import JournalReader
+from journal.rebuild import load_base
+from journal.rows import RunRow
 from scheduler.policy import POLICY_VERSION
 from scheduler.settings import ConfigurationError
 from scheduler.simulation.hardware import Hardware
 from scheduler.simulation.world import Stuck
+from scheduler.whatif.carried import NothingRecorded
 from scheduler.whatif.configuration import parse_changes, settings_of
 from scheduler.whatif.fitting import FitError, check_fit, gather
-from scheduler.whatif.recorded import Incident, NothingRecorded, incident_of
+from scheduler.whatif.recorded import Incident, incident_of
 from scheduler.whatif.rerun import hardware_of, recorded_block_tokens, rerun_of, sizes_of
 from scheduler.whatif.totals import Totals, totals_of
 from tools.text_table import text_table
+
+LOOKED_AT = (
+    "finished",
+    "pauses",
+    "held_ms",
+    "total_ms",
+    "first_token_p50_ms",
+    "gap_p99_ms",
+    "peak_bytes",
+    "hit_tokens",
+)
+"""Of the totals, those by which a simulation is judged."""
 
 DONE, STUCK, UNUSABLE = 0, 1, 2
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a what-if came to, for programs. Errors are permille of what was recorded; `again` is
-    the recorded settings in the simulation, `changed` those with the changes. The recorded policy
-    is that of the last run.
+    """What a what-if came to, for programs. Errors are permille of what was recorded; `simulated`
+    is with the recorded settings, `changed` with the changes. The recorded policy is that of the
+    last run. `num_carried` requests were open where the journal begins, `num_open` where it ends.
     """
 
     prefill_error_permille: int | None
     decode_error_permille: int | None
+    simulated_error_permille: dict[str, int | None]
+    num_carried: int
+    num_open: int
     recorded_policy_version: int
     policy_version: int
     changes: dict[str, object]
     recorded: Totals
-    again: Totals
+    simulated: Totals
     changed: Totals | None
 
 
@@ -102,13 +120,19 @@ def read_source(path: Path) -> Source:
     with JournalReader.open(path) as reader:
         refuse_changed(reader)
         try:
-            incident = incident_of(reader.read())
+            incident = incident_of(reader.read(), carried_run(reader))
         except NothingRecorded as error:
             raise NothingRecorded(f"{reader.file}: {error}") from error
         facts = gather(reader.read(), sizes_of(incident))
         recorded = totals_of(reader.read())
     error = check_fit(facts, max(1, recorded_block_tokens(incident)))
     return Source(incident, hardware_of(incident, facts), recorded, error)
+
+
+def carried_run(reader: JournalReader) -> RunRow | None:
+    """The run in which a bundle begins, or a journal that was shortened."""
+    with reader.transaction() as run:
+        return load_base(run).rows.run
 
 
 def report_of(path: Path, changes: dict[str, object]) -> Report:
@@ -122,32 +146,74 @@ def report_of(path: Path, changes: dict[str, object]) -> Report:
     if changes:
         changed = rerun_of(source.incident, changed_settings, source.hardware)
         changed.run()
+    simulated = again.totals()
     return Report(
         prefill_error_permille=source.error.prefill_permille,
         decode_error_permille=source.error.decode_permille,
+        simulated_error_permille=differences(source.recorded, simulated),
+        num_carried=len(source.incident.carried),
+        num_open=source.incident.num_open,
         recorded_policy_version=source.incident.policy_version,
         policy_version=POLICY_VERSION,
         changes=changes,
         recorded=source.recorded,
-        again=again.totals(),
+        simulated=simulated,
         changed=None if changed is None else changed.totals(),
     )
 
 
+def differences(recorded: Totals, simulated: Totals) -> dict[str, int | None]:
+    """How much more each number is that people look at, in permille of what was recorded."""
+    return {
+        name: difference_permille(getattr(recorded, name), getattr(simulated, name))
+        for name in LOOKED_AT
+    }
+
+
+def difference_permille(recorded: int | None, simulated: int | None) -> int | None:
+    """How much more it is. Null without a recorded number, or with one that is 0."""
+    if not recorded or simulated is None:
+        return None
+    return round((simulated - recorded) * 1000 / recorded)
+
+
 def lines_of(report: Report) -> list[str]:
-    """The error first: what follows is worth no more than that."""
-    lines = [error_line(report.prefill_error_permille, report.decode_error_permille)]
-    if report.recorded_policy_version != report.policy_version:
-        lines.append(
-            f"recorded under policy {report.recorded_policy_version}, simulated with policy"
-            f" {report.policy_version}: the two may differ for that alone"
-        )
+    """The errors first: what follows is worth no more than that."""
     columns = ["recorded", "simulated"]
-    sides = [report.recorded, report.again]
+    sides = [report.recorded, report.simulated]
     if report.changed is not None:
         columns.append(title_of(report.changes))
         sides.append(report.changed)
-    return [*lines, "", *table_of(columns, sides)]
+    errors = [
+        error_line(report.prefill_error_permille, report.decode_error_permille),
+        simulated_line(report.simulated_error_permille),
+    ]
+    return [*errors, *caveats_of(report), "", *table_of(columns, sides)]
+
+
+def simulated_line(permille: dict[str, int | None]) -> str:
+    """How far the whole is off."""
+    found = [f"{name} {p / 10:+.1f}%" for name, p in permille.items() if p is not None]
+    return f"the whole, simulated with the recorded settings: {', '.join(found) or 'not checked'}"
+
+
+def caveats_of(report: Report) -> Iterator[str]:
+    """What else makes the columns differ, besides settings."""
+    if report.recorded_policy_version != report.policy_version:
+        yield (
+            f"recorded under policy {report.recorded_policy_version}, simulated with policy"
+            f" {report.policy_version}: the two may differ for that alone"
+        )
+    if report.num_carried:
+        yield (
+            f"{report.num_carried} requests were open where this begins: simulated, they come then,"
+            " with what they had put out as prompt, and nothing of them is saved yet"
+        )
+    if report.num_open:
+        yield (
+            f"{report.num_open} requests had not ended where this ends: simulated, they end after"
+            " what they had put out by then"
+        )
 
 
 def error_line(prefill_permille: int | None, decode_permille: int | None) -> str:

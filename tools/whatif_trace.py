@@ -10,9 +10,9 @@ from journal.errors import JournalError
 from scheduler.settings import ConfigurationError, Settings
 from scheduler.simulation.hardware import Hardware
 from scheduler.simulation.world import Stuck
+from scheduler.whatif.carried import NothingRecorded
 from scheduler.whatif.configuration import parse_changes, settings_of
 from scheduler.whatif.fitting import FitError
-from scheduler.whatif.recorded import NothingRecorded
 from scheduler.whatif.sizing import (
     CEILING,
     DISK,

@@ -22,6 +22,7 @@ import numpy as np
 from journal import events
 from journal.events import Record
 from scheduler.simulation.cost import DiskCost, EngineCost
+from scheduler.whatif.carried import open_requests, state_of
 
 LEAST_FACTS = 8
 """Fewer facts of a kind tell nothing: with fewer, the numbers of the fallback hold."""
@@ -101,6 +102,8 @@ class Gathering:
         """One record."""
         event = record.event
         match event:
+            case events.StateCarried():
+                self.carry(event)
             case events.RequestReceived():
                 self.known[event.number] = event.num_prompt_tokens
             case events.BatchChanged():
@@ -115,6 +118,13 @@ class Gathering:
                 self.begin()
             case _:
                 self.files(record)
+
+    def carry(self, event: events.StateCarried) -> None:
+        """Rows that were there before."""
+        for request in open_requests(state_of(event)):
+            self.known[request.number] = request.num_known_tokens
+            if request.restoring:
+                self.filling.add(request.request_id)
 
     def begin(self) -> None:
         """A run: nothing of the last one goes on."""

@@ -10,8 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import shake_256
 
+import msgspec
+
 from journal import events
 from journal.events import AnyEvent, Limits, ModelFacts, Record
+from journal.rows import RunRow
+from scheduler.request import Request
+from scheduler.state import SchedulerState
+from scheduler.whatif.carried import NothingRecorded, open_requests, state_of
 
 LOWEST_TOKEN, HIGHEST_TOKEN = 32, 126
 """Token ids of invented prompts: printable characters."""
@@ -31,10 +37,6 @@ Wish = (
 )
 
 
-class NothingRecorded(Exception):
-    """The journal has nothing from which a what-if could start. One line."""
-
-
 @dataclass(slots=True)
 class Recorded:
     """One request: when it came (after the first one), what it was like, and what came of it.
@@ -42,6 +44,9 @@ class Recorded:
     `num_output_tokens` is what it had put out when it ended, or when the journal does; where it was
     ended from outside, that does not tell how long it would have been. `wishes` are what its client
     and others wanted of it, each so long after its arrival.
+
+    One that was open when the journal begins comes at its beginning: `num_prompt_tokens` and
+    `max_tokens` are then what it had so far, and what was left to it.
     """
 
     number: int
@@ -52,6 +57,7 @@ class Recorded:
     received: events.RequestReceived
     num_output_tokens: int = 0
     tells_length: bool = True
+    ended: bool = False
     hashes: tuple[str, ...] = ()
     wishes: list[tuple[int, Wish]] = field(default_factory=list[tuple[int, Wish]])
 
@@ -71,7 +77,8 @@ class Life:
 @dataclass(slots=True)
 class Incident:
     """What is taken from a journal. Sizes and limits are those of the first run; times are counted
-    from its start. `free_bytes`: what its disk had.
+    from its start, or from where the journal begins. `free_bytes`: what its disk had. `carried`
+    are the ids of the requests that were open there, and whether they had put out anything.
     """
 
     model: ModelFacts
@@ -81,12 +88,22 @@ class Incident:
     lives: list[Life]
     free_bytes: int | None
     policy_version: int
+    carried: dict[str, bool] = field(default_factory=dict[str, bool])
+
+    @property
+    def num_open(self) -> int:
+        """How many requests had not ended where the journal ends."""
+        return sum(not request.ended for request in self.requests)
 
 
 class Reading:
-    """Reads the records of a journal once."""
+    """Reads the records of a journal once. `run` is the one in which it begins, where it does not
+    begin with a start.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunRow | None) -> None:
+        self.run = run
+        self.carried: dict[str, bool] = {}
         self.model: ModelFacts | None = None
         self.limits: Limits | None = None
         self.configuration: dict[str, str | int | float | bool | None] = {}
@@ -99,13 +116,29 @@ class Reading:
 
     def take(self, record: Record) -> None:
         """One record."""
-        if isinstance(record.event, events.ServerStarted):
+        if isinstance(record.event, events.StateCarried):
+            self.carry(record.at_ns, state_of(record.event))
+        elif isinstance(record.event, events.ServerStarted):
             self.begin(record.at_ns, record.event)
         if not self.lives:
-            return  # what a compacted journal carries from before
+            return
         at_ns = record.at_ns - self.began_ns
         self.lives[-1].ended_ns = at_ns
         self.serve(at_ns, record.event)
+
+    def carry(self, at_ns: int, state: SchedulerState) -> None:
+        """A run that went on before the first record, with all that was open."""
+        if self.run is None or state.model is None or state.limits is None:
+            return
+        self.began_ns = at_ns
+        self.model, self.limits = state.model, state.limits
+        self.configuration = msgspec.json.decode(self.run.configuration)
+        self.policy_version = state.policy_version
+        self.free_bytes = state.index.free_bytes
+        self.lives.append(Life(stop_ns=0 if state.stopping else None))
+        for request in open_requests(state):
+            self.carried[request.request_id] = request.num_output_tokens > 0
+            self.add(recorded_of(request, has_client=request.number not in state.lost))
 
     def begin(self, at_ns: int, event: events.ServerStarted) -> None:
         """A run. The first one counts, and where its times begin."""
@@ -140,8 +173,9 @@ class Reading:
             case events.TokensDecoded():
                 self.decode(event)
             case events.RequestCancelled() | events.RequestAborted():
-                if event.request_id in self.requests:
-                    self.requests[event.request_id].tells_length = False
+                self.end(event.request_id, tells_length=False)
+            case events.RequestFinished() | events.RequestRejected() | events.RequestJoined():
+                self.end(event.request_id, tells_length=True)
             case _ if isinstance(event, Wish):
                 self.wish(at_ns, event)
             case _:
@@ -149,15 +183,27 @@ class Reading:
 
     def receive(self, at_ns: int, event: events.RequestReceived) -> None:
         """A request."""
-        request = Recorded(
-            number=event.number,
-            request_id=event.request_id,
-            at_ns=at_ns,
-            num_prompt_tokens=event.num_prompt_tokens,
-            max_tokens=event.max_tokens,
-            received=event,
+        self.add(
+            Recorded(
+                number=event.number,
+                request_id=event.request_id,
+                at_ns=at_ns,
+                num_prompt_tokens=event.num_prompt_tokens,
+                max_tokens=event.max_tokens,
+                received=event,
+            )
         )
-        self.requests[event.request_id] = self.numbers[event.number] = request
+
+    def add(self, request: Recorded) -> None:
+        """A request, by its id and by its number."""
+        self.requests[request.request_id] = self.numbers[request.number] = request
+
+    def end(self, request_id: str, *, tells_length: bool) -> None:
+        """An end of a request that is known."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.ended = True
+            request.tells_length &= tells_length
 
     def name(self, event: events.BlocksNamed) -> None:
         """The next hashes of a request."""
@@ -178,9 +224,12 @@ class Reading:
             request.wishes.append((at_ns - request.at_ns, event))
 
 
-def incident_of(records: Iterable[Record]) -> Incident:
-    """Raises NothingRecorded for a journal without a run or without requests."""
-    reading = Reading()
+def incident_of(records: Iterable[Record], run: RunRow | None = None) -> Incident:
+    """What these records tell. `run` is the one that they begin in, where they begin with a carried
+    state, which does not have its settings. Raises NothingRecorded for a journal without a run or
+    without requests.
+    """
+    reading = Reading(run)
     for record in records:
         reading.take(record)
     if reading.model is None or reading.limits is None:
@@ -195,7 +244,47 @@ def incident_of(records: Iterable[Record]) -> Incident:
         reading.lives,
         reading.free_bytes,
         reading.policy_version,
+        reading.carried,
     )
+
+
+def recorded_of(request: Request, *, has_client: bool) -> Recorded:
+    """A request that was open when the journal begins. What it had put out is prompt now, and what
+    was wanted of it by then is wanted at once.
+    """
+    most = request.max_tokens or request.asked_max_tokens
+    left = None if most is None else max(1, most - request.num_output_tokens)
+    received = events.RequestReceived(
+        request_id=request.request_id,
+        number=request.number,
+        client_request_id=None,
+        model_fingerprint=request.model_fingerprint,
+        route=request.route,
+        stream=True,
+        num_prompt_tokens=request.num_known_tokens,
+        max_tokens=left,
+        seed=request.number,
+        parameters_digest="",
+        num_suffix_tokens=0 if request.num_output_tokens else request.num_suffix_tokens,
+        keep_output=request.keep_output,
+        content_digest=request.content_digest,
+        session_digest=request.session_digest,
+        key_digest=request.key_digest,
+    )
+    recorded = Recorded(
+        number=request.number,
+        request_id=request.request_id,
+        at_ns=0,
+        num_prompt_tokens=request.num_known_tokens,
+        max_tokens=left,
+        received=received,
+        hashes=tuple(request.hashes),
+    )
+    if request.hold:
+        recorded.wishes.append((0, events.HoldRequested(request_id=request.request_id)))
+    if not has_client or request.needs_client:
+        recorded.wishes.append((0, events.ClientGone(request_id=request.request_id)))
+    return recorded
 
 
 def prompt_of(request: Recorded, block_tokens: int) -> "array[int]":

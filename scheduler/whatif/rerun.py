@@ -180,7 +180,7 @@ def rerun_of(
         saves_elsewhere=incident.model.name == FAKE,
     )
     rerun = Rerun(coming_of(incident), world)
-    rerun.counting.wanted = wanted
+    rerun.counting.wanted, rerun.counting.carried = wanted, incident.carried
     return rerun
 
 

@@ -10,6 +10,8 @@ import msgspec
 
 from journal import events
 from journal.events import Record
+from scheduler.request import Phase
+from scheduler.whatif.carried import open_requests, state_of
 
 NS_PER_MS = 1_000_000
 
@@ -20,6 +22,8 @@ End = (
     | events.RequestRejected
     | events.RequestJoined
 )
+HELD = (Phase.PAUSED, Phase.RESUMING)
+
 OUTCOMES: dict[type[End], str] = {
     events.RequestFinished: "finished",
     events.RequestCancelled: "cancelled",
@@ -32,11 +36,12 @@ OUTCOMES: dict[type[End], str] = {
 class Totals(msgspec.Struct, kw_only=True, frozen=True):
     """The numbers that are compared. Times are milliseconds; null where nothing was measured.
 
+    `requests` came, or were open where the journal begins, which is when they are taken to come.
     `total_ms` is from the first arrival to the last end, `held_ms` the sum over all requests,
-    `first_token_p50_ms` and `_p99_ms` from arrival, `gap_p99_ms` and `gap_max_ms` between two
-    tokens of a request that was not held meanwhile. `peak_bytes` is the most that a reading or a
-    chunk has shown in use. `hit_tokens` of the finished prompts were restored, `prefilled_tokens`
-    computed.
+    `pauses` how often one was held; `first_token_p50_ms` and `_p99_ms` from arrival, `gap_p99_ms`
+    and `gap_max_ms` between two tokens of a request that was not held meanwhile. `peak_bytes` is
+    the most that a reading has told, or a chunk. `hit_tokens` of the finished prompts were
+    restored, `prefilled_tokens` computed: of requests that came. `output_tokens` are of all.
     """
 
     requests: int
@@ -60,9 +65,12 @@ class Totals(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(slots=True)
 class Counting:
-    """Counts records of the requests that are wanted; of all without a choice."""
+    """Counts records of the requests that are wanted; of all without a choice. `carried` are those
+    that were open before the first record, and whether they had put out anything.
+    """
 
     wanted: frozenset[str] | None = None
+    carried: dict[str, bool] = field(default_factory=dict[str, bool])
     counts: dict[str, int] = field(default_factory=dict[str, int])
     names: dict[int, str] = field(default_factory=dict[int, str])
     arrived_ns: dict[str, int] = field(default_factory=dict[str, int])
@@ -79,8 +87,9 @@ class Counting:
         event = record.event
         match event:
             case events.RequestReceived() if self.is_wanted(event.request_id):
-                self.names[event.number] = event.request_id
-                self.arrived_ns[event.request_id] = record.at_ns
+                self.arrive(event.number, event.request_id, record.at_ns)
+            case events.StateCarried():
+                self.carry(record.at_ns, event)
             case events.TokensDecoded():
                 self.tokens(record.at_ns, event)
             case events.RequestPaused() if event.number in self.names:
@@ -91,7 +100,7 @@ class Counting:
             case events.RequestResumed() if event.number in self.names:
                 self.release(event.request_id, record.at_ns)
             case events.MemorySampled():
-                self.peak(event.active_bytes)
+                self.peak(max(event.active_bytes, event.peak_bytes))
             case events.PrefillChunkDone():
                 self.peak(event.peak_bytes)
             case _ if isinstance(event, End) and event.request_id in self.arrived_ns:
@@ -101,6 +110,20 @@ class Counting:
 
     def is_wanted(self, request_id: str) -> bool:
         return self.wanted is None or request_id in self.wanted
+
+    def arrive(self, number: int, request_id: str, at_ns: int) -> None:
+        """A request comes."""
+        self.names[number] = request_id
+        self.arrived_ns[request_id] = at_ns
+
+    def carry(self, at_ns: int, event: events.StateCarried) -> None:
+        """Requests that were open before come now."""
+        for request in open_requests(state_of(event)):
+            if self.is_wanted(request.request_id):
+                self.carried[request.request_id] = request.num_output_tokens > 0
+                self.arrive(request.number, request.request_id, at_ns)
+                if request.phase in HELD:
+                    self.held_since_ns[request.request_id] = at_ns
 
     def add(self, what: str, count: int) -> None:
         self.counts[what] = self.counts.get(what, 0) + count
@@ -118,14 +141,14 @@ class Counting:
             name = self.names[number]
             if before_ns is not None:
                 self.gaps_ms[(at_ns - before_ns) // NS_PER_MS] += 1
-            elif f"first:{name}" not in self.counts:
+            elif f"first:{name}" not in self.counts and not self.carried.get(name):
                 self.counts[f"first:{name}"] = 1
                 self.first_token_ms[(at_ns - self.arrived_ns[name]) // NS_PER_MS] += 1
             self.token_ns[number] = at_ns
 
     def ended(self, at_ns: int, event: End) -> None:
         """The end of a request that is counted."""
-        if isinstance(event, events.RequestFinished):
+        if isinstance(event, events.RequestFinished) and event.request_id not in self.carried:
             self.add("hits", event.num_memory_tokens + event.num_disk_tokens)
             self.add("prefilled", event.num_prefilled_tokens)
         self.add(OUTCOMES[type(event)], 1)

@@ -12,9 +12,10 @@ from scheduler.settings import ConfigurationError
 from scheduler.simulation.clients import Asked
 from scheduler.simulation.models import workstation
 from scheduler.simulation.world import World
+from scheduler.whatif.carried import NothingRecorded
 from scheduler.whatif.configuration import parse_changes, settings_of
 from scheduler.whatif.fitting import Facts, Sizes, check_fit, fit_disk, fit_engine, gather
-from scheduler.whatif.recorded import NothingRecorded, incident_of, prompt_of
+from scheduler.whatif.recorded import incident_of, prompt_of
 from scheduler.whatif.rerun import hardware_of, rerun_of, sizes_of
 from scheduler.whatif.totals import Totals, totals_of
 from tests.loop_driver import settings_of as small_server
@@ -279,3 +280,12 @@ def test_slow_restores_took_turns_and_say_nothing_of_the_disk() -> None:
     facts = Facts(restores=[(1000, 0, 1000), (2000, 0, 2000), (1000, 0, 900_000)])
     assert fit_disk(facts).read_bytes_per_s == 10**9
     assert fit_engine(facts, 64).copy_ns == 0
+
+
+def test_a_peak_between_two_readings_counts() -> None:
+    reading = events.MemorySampled(
+        active_bytes=5, cached_bytes=9, peak_bytes=7, process_bytes=99, available_bytes=99
+    )
+    higher = msgspec.structs.replace(reading, active_bytes=8)
+    assert totals_of([step(0, reading)]).peak_bytes == 7
+    assert totals_of([step(0, higher), step(1, reading)]).peak_bytes == 8

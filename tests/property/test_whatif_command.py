@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -16,8 +17,9 @@ from scheduler.whatif.totals import Totals
 from tests.histories.keeping import upgraded
 from tools import export, whatif
 from tools.cli import app
-from tools.whatif import Wanted, lines_of, report_of
+from tools.whatif import Report, Wanted, differences, lines_of, report_of
 
+OTHERS = ("server.port", "journal.keep_days", "engine.blas", "models.accept_any", "kv.num_writers")
 HISTORIES = Path(__file__).parents[1] / "histories"
 SCRIPT = """
 import sys
@@ -50,9 +52,28 @@ def refused(path: Path, capsys: pytest.CaptureFixture[str], *changes: str) -> st
 def test_the_error_comes_first_and_then_a_column_for_each_side(journal: Path) -> None:
     lines = lines_of(report_of(journal, {"memory.ceiling": "3GB"}))
     assert lines[0].startswith("cost model, fitted to the first half of the facts, on the second")
-    assert lines[1] == ""
-    assert lines[2].split() == ["recorded", "simulated", "memory.ceiling=3GB"]
-    assert [line.split()[0] for line in lines[3:]] == list(Totals.__struct_fields__)
+    assert lines[1].startswith("the whole, simulated with the recorded settings: finished +")
+    assert lines[2] == ""
+    assert lines[3].split() == ["recorded", "simulated", "memory.ceiling=3GB"]
+    assert [line.split()[0] for line in lines[4:]] == list(Totals.__struct_fields__)
+
+
+def test_the_error_of_the_whole_is_what_the_columns_say(journal: Path) -> None:
+    report = report_of(journal, {})
+    recorded = msgspec.structs.replace(report.recorded, total_ms=2_000, pauses=0, gap_p99_ms=None)
+    simulated = msgspec.structs.replace(report.recorded, total_ms=2_501, pauses=2, finished=1)
+    found = differences(recorded, simulated)
+    assert (found["total_ms"], found["pauses"], found["gap_p99_ms"]) == (250, None, None)
+    assert (found["finished"], found["peak_bytes"]) == (-500, 0)
+    changed = msgspec.structs.replace(report, simulated_error_permille=found)
+    assert "finished -50.0%, held_ms +0.0%, total_ms +25.0%" in lines_of(changed)[1]
+    assert report.simulated_error_permille == differences(report.recorded, report.simulated)
+
+
+def test_every_figure_is_explained(journal: Path) -> None:
+    readme = (HISTORIES.parents[1] / "README.md").read_text()
+    for name in (*Totals.__struct_fields__, *Report.__struct_fields__):
+        assert f"`{name}`" in readme, name
 
 
 def test_programs_read_one_object(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +81,8 @@ def test_programs_read_one_object(journal: Path, capsys: pytest.CaptureFixture[s
     report = json.loads(capsys.readouterr().out)
     assert list(report)[:2] == ["prefill_error_permille", "decode_error_permille"]
     assert report["changes"] == {"scheduler.max_rows": "1"}
-    assert set(report["again"]) == set(Totals.__struct_fields__)
+    assert {"recorded", "simulated", "changed"} < set(report)
+    assert set(report["simulated"]) == set(Totals.__struct_fields__)
     assert report["changed"]["finished"] == report["recorded"]["finished"] == 2
 
 
@@ -69,8 +91,8 @@ def test_another_policy_is_named_before_the_numbers(journal: Path) -> None:
     assert report.recorded_policy_version == report.policy_version == POLICY_VERSION
     body = "json_set(body, '$.policy_version', 2)"
     tamper(journal, f"UPDATE events SET body = {body} WHERE kind = 'server_started'")
-    second = lines_of(report_of(journal, {}))[1]
-    assert second.startswith(f"recorded under policy 2, simulated with policy {POLICY_VERSION}")
+    third = lines_of(report_of(journal, {}))[2]
+    assert third.startswith(f"recorded under policy 2, simulated with policy {POLICY_VERSION}")
 
 
 def test_nothing_is_written_to_the_input(tmp_path: Path, journal: Path) -> None:
@@ -131,14 +153,45 @@ def test_a_whole_bundle_is_as_good_as_its_journal(
     assert one == other
 
 
-def test_a_bundle_that_begins_later_or_was_changed_is_refused(
+def test_a_bundle_that_begins_in_the_middle_has_its_settings_and_what_was_open(
     journal: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = bundle(journal, "2s")
     capsys.readouterr()
-    assert "no start of a server" in refused(file, capsys)
+    report = report_of(file, {})
+    assert report.num_carried > 0
+    assert report.recorded.requests >= report.num_carried
+    assert report.simulated.requests == report.recorded.requests
+    assert report.simulated.finished == report.recorded.finished > 0
+    assert f"{report.num_carried} requests were open where this begins" in lines_of(report)[2]
     tamper(file, "UPDATE events SET at_ns = at_ns + 1 WHERE seq = (SELECT max(seq) FROM events)")
     assert "is not what was exported" in refused(file, capsys)
+
+
+def test_a_bundle_of_one_request_is_run_with_it(
+    journal: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(journal)) as database:
+        query = "SELECT request_id FROM request ORDER BY number DESC LIMIT 1"
+        ((name,),) = database.execute(query).fetchall()
+    file = journal.with_name("one.db")
+    assert export.run(journal, file, export.Wanted(request=name)) == 0
+    capsys.readouterr()
+    report = report_of(file, {"scheduler.max_rows": 1})
+    assert report.changed is not None
+    assert report.simulated.requests == report.recorded.requests > 0
+    assert report.changed.finished == report.recorded.finished > 0
+
+
+def test_a_state_of_another_release_is_refused(
+    journal: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = bundle(journal, "2s")
+    capsys.readouterr()
+    tamper(file, "DROP TABLE bundle")
+    body = "json_set(body, '$.state_version', 1)"
+    tamper(file, f"UPDATE events SET body = {body} WHERE kind = 'state_carried'")
+    assert "begins with a state of version 1" in refused(file, capsys)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +203,26 @@ def test_a_bundle_that_begins_later_or_was_changed_is_refused(
         ("scheduler.max_rows=0", "scheduler.max_rows"),
         ("fake.step_ms=3", "changes nothing in a what-if"),
         ("model=smollm2", "changes nothing in a what-if"),
+        ("memory.ceiling=auto", "memory.ceiling=auto follows a machine"),
+        *((f"{name}=3", "changes nothing in a what-if") for name in OTHERS),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(
     journal: Path, change: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(journal, capsys, change)
+
+
+def test_a_setting_is_given_once(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    why = refused(journal, capsys, "scheduler.max_rows=1", "scheduler.max_rows=1")
+    assert "--set scheduler.max_rows: is there twice" in why
+
+
+def test_without_a_store_nothing_is_found(journal: Path) -> None:
+    report = report_of(journal, {"kv.enabled": "false"})
+    assert report.changed is not None
+    assert report.changed.hit_tokens == 0
+    assert report.changed.requests == report.recorded.requests
 
 
 @pytest.mark.parametrize("options", [(), ("{}", "--limit", "3"), ("{}", "--trace", "{}")])
