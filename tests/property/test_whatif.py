@@ -221,6 +221,7 @@ def test_settings_are_the_recorded_ones_with_the_changes(records: list[Record]) 
     assert changed.memory.ceiling == 52 * 10**9
     assert changed.scheduler.max_rows == 3
     assert changed.memory.reserve == "chunk"
+    assert parse_changes(["server.drain_limit_ms=3"]) == {"server.drain_limit_ms": "3"}
     for wrong in ("memory.ceiling", "memory.roof=3", "=3"):
         with pytest.raises(ConfigurationError, match="--set"):
             parse_changes([wrong])

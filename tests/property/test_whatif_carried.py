@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from journal import events
-from journal.events import Record
+from journal.events import AnyEvent, Record
 from journal.rows import RunRow
 from scheduler.evolve import fold
-from scheduler.request import Phase
+from scheduler.request import Phase, Request
 from scheduler.simulation.clients import Asked
 from scheduler.simulation.world import World
 from scheduler.state import STATE_VERSION, SchedulerState
@@ -74,6 +74,14 @@ def cancelled(request_id: str) -> events.RequestCancelled:
     )
 
 
+def with_state(
+    event: AnyEvent, state: SchedulerState, request: Request, **changed: object
+) -> AnyEvent:
+    """The carried state with another request in it."""
+    state.requests[request.number] = msgspec.structs.replace(request, **changed)
+    return msgspec.structs.replace(event, state=msgspec.to_builtins(state, str_keys=True))
+
+
 def carried_of(part: list[Record]) -> SchedulerState:
     event = part[0].event
     assert isinstance(event, events.StateCarried)
@@ -132,6 +140,18 @@ def test_steps_are_fitted_with_all_positions_of_the_rows(
     assert gather(part, SIZES).steps[-1] == gather(whole, SIZES).steps[-1]
 
 
+def test_nothing_is_taken_while_a_row_is_filled_from_before(part: list[Record]) -> None:
+    state = carried_of(part)
+    request = open_requests(state)[0]
+    event = part[0].event
+    restoring = [event, with_state(event, state, request, restoring=True)]
+    counts = [
+        len(gather([msgspec.structs.replace(part[0], event=each), *part[1:]], SIZES).steps)
+        for each in restoring
+    ]
+    assert counts[0] > counts[1]
+
+
 def test_what_was_wanted_of_a_request_is_wanted_again(part: list[Record]) -> None:
     request = open_requests(carried_of(part))[0]
     request.hold = True
@@ -168,8 +188,7 @@ def test_without_its_run_or_its_version_nothing_is_made_of_it(
 def test_a_request_that_was_held_there_is_held_from_there_on(part: list[Record]) -> None:
     state = carried_of(part)
     request = open_requests(state)[0]
-    request.phase = Phase.PAUSED
-    event = msgspec.structs.replace(part[0].event, state=msgspec.to_builtins(state, str_keys=True))
+    event = with_state(part[0].event, state, request, phase=Phase.PAUSED)
     first = msgspec.structs.replace(part[0], event=event)
     later_ns = first.at_ns + 5 * 10**9
     last = msgspec.structs.replace(part[0], at_ns=later_ns, event=cancelled(request.request_id))

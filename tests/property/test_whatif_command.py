@@ -168,6 +168,15 @@ def test_a_bundle_that_begins_in_the_middle_has_its_settings_and_what_was_open(
     assert "is not what was exported" in refused(file, capsys)
 
 
+def test_what_has_not_ended_is_told(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = journal.with_name("begin.db")
+    assert export.run(journal, file, export.Wanted(until="2s")) == 0
+    capsys.readouterr()
+    report = report_of(file, {})
+    assert report.num_open > 0
+    assert lines_of(report)[2].startswith(f"{report.num_open} requests had not ended where this")
+
+
 def test_a_bundle_of_one_request_is_run_with_it(
     journal: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
