@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ import msgspec
 from journal.carrying import put_rows
 from journal.changes import write_changes
 from journal.database import Run, is_bundle, make_engine, translated
+from journal.definitions import changed_definitions
 from journal.errors import JournalBroken, JournalError, JournalFull
 from journal.events import Record, StateCarried
 from journal.files import flush, make_part, unfit_name
@@ -339,7 +340,9 @@ def has_tokens(run: Run) -> bool:
 def refuse_changed(reader: JournalReader) -> None:
     """Raises JournalError for a bundle that somebody has changed; any other journal is let pass."""
     with reader.transaction() as run:
-        for fault in verify_bundle(run) if is_bundle(run) else ():
+        if not is_bundle(run):
+            return
+        for fault in chain(verify_bundle(run), changed_definitions(run)):
             raise JournalError(f"{reader.file}: {fault}; have it exported again")
 
 

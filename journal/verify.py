@@ -8,6 +8,7 @@ from journal import queries, tables
 from journal.blocks import BlockRow
 from journal.bundle import has_tokens, is_bundle, verify_bundle
 from journal.database import Run, schema_of
+from journal.definitions import changed_definitions
 from journal.errors import UnreadableEvent
 from journal.events import Record, StateCarried
 from journal.place import Position
@@ -30,8 +31,6 @@ from journal.rows import (
 )
 from journal.tables import SCHEMA
 from journal.tokens import ID_BYTES
-
-TRIGGERS = ("events_have_no_gap", "events_never_change", "events_never_go")
 
 # Each counts rows that should not be there.
 ORPHANS = {
@@ -118,11 +117,7 @@ def _file(run: Run) -> Iterator[str]:
             yield f"file: {line}"
     if schema_of(run) != SCHEMA:
         yield f"schema: {schema_of(run)}, expected {SCHEMA}"
-    query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'events'"
-    found = {name for (name,) in run(query).fetchall()}
-    for name in TRIGGERS:
-        if name not in found:
-            yield f"events: trigger {name} is missing, so they are not append-only"
+    yield from changed_definitions(run)
     for what, query in ORPHANS.items():
         count = run(query).scalar()
         if count:

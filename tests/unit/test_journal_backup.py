@@ -16,6 +16,7 @@ from journal.database import WAL
 from journal.errors import JournalError
 from journal.journal import Journal
 from journal.reader import JournalReader
+from tests.integration.seen import scratch
 from tests.journal_steps import Steps, request_id, run_sql
 from tools import backup as command
 
@@ -181,10 +182,12 @@ def test_older_backup_is_replaced_only_by_force_and_by_a_whole_one(
     target.write_text("older")
     assert command.run(journal.file, target, force=False) == 2
     assert "--force" in capsys.readouterr().err
+    query = "SELECT sql FROM sqlite_master WHERE name = 'events_never_go'"
+    trigger = run_sql(journal, query).scalar_one()
     run_sql(journal, "DROP TRIGGER events_never_go")
     assert command.run(journal.file, target, force=True) == 1
     assert target.read_text() == "older"
-    run_sql(journal, "CREATE TRIGGER events_never_go BEFORE DELETE ON events BEGIN SELECT 1; END")
+    run_sql(journal, trigger)
     assert command.run(journal.file, target, force=True) == 0
     assert "15 events (seq 1 to 15)" in capsys.readouterr().out
     with JournalReader.open(target) as reader:
@@ -226,4 +229,15 @@ def test_flush_that_fails_is_a_failure(
     monkeypatch.setattr(module.os, "fsync", fail)
     with pytest.raises(BackupError, match="No space left"):
         back_up(journal.file, target)
+    assert files_beside(target) == []
+
+
+def test_what_is_damaged_is_named_and_not_the_copy(tmp_path: Path, target: Path) -> None:
+    journal = written(tmp_path)
+    journal.close()
+    scratch(journal.file, "events")
+    with pytest.raises(BackupError) as raised:
+        back_up(journal.file, target)
+    assert str(raised.value).startswith(f"{journal.file}: database disk image is malformed")
+    assert target.parent.name not in str(raised.value)
     assert files_beside(target) == []

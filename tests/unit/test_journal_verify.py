@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from journal import definitions
 from journal.journal import Journal
-from tests.journal_steps import SECOND_NS, Steps, run_sql
+from tests.journal_steps import SECOND_NS, Steps, run_of, run_sql
 
 
 @pytest.fixture
@@ -33,6 +34,24 @@ def test_a_sound_journal_has_no_findings(journal: Journal) -> None:
 @pytest.mark.parametrize(
     ("statements", "finding"),
     [
+        (
+            ["DROP VIEW held_times", "CREATE VIEW held_times AS SELECT 7 AS num_pauses"],
+            "view held_times is not that of schema",
+        ),
+        (["DROP VIEW waits"], "view waits is missing"),
+        (
+            [
+                "DROP TRIGGER events_never_go",
+                "CREATE TRIGGER events_never_go BEFORE DELETE ON events BEGIN SELECT 1; END",
+            ],
+            "trigger events_never_go is not that of schema",
+        ),
+        (
+            [
+                "CREATE TRIGGER mine AFTER INSERT ON events BEGIN DELETE FROM minute; END",
+            ],
+            "trigger mine is none of ours",
+        ),
         (["DROP TRIGGER events_never_change"], "trigger events_never_change is missing"),
         (["DROP TRIGGER events_never_go"], "trigger events_never_go is missing"),
         (["DROP TRIGGER events_have_no_gap"], "trigger events_have_no_gap is missing"),
@@ -76,6 +95,16 @@ def test_a_broken_promise_is_found(journal: Journal, statements: list[str], find
         run_sql(journal, statement)
     findings = journal.verify()
     assert any(finding in line for line in findings), findings
+
+
+def test_the_definitions_are_those_of_the_migrations(journal: Journal) -> None:
+    made = {kind: definitions.found(run_of(journal), kind) for kind in definitions.DIGESTS}
+    assert made == definitions.DIGESTS
+
+
+def test_a_view_of_somebodys_own_is_no_finding(journal: Journal) -> None:
+    run_sql(journal, "CREATE VIEW mine AS SELECT count(*) AS n FROM requests")
+    assert journal.verify() == []
 
 
 def test_a_damaged_file_is_found(tmp_path: Path) -> None:
