@@ -26,6 +26,8 @@ from journal.errors import JournalBroken, JournalError
 from journal.tables import SCHEMA
 from journal.untouched import Source
 
+NO_PLACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
 log = logging.getLogger(__name__)
 
 LARGE_BYTES = 100 * 10**6
@@ -96,9 +98,14 @@ class UpgradedCopy:
     def _failed(self, error: BaseException | None) -> JournalError:
         """A failure of SQLite. It does not say which of the two files it is about."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in NO_PLACE:
+            return self._unmade(str(error))
         if code in DAMAGED:
             return JournalBroken(f"{self._name}: {error}; use a backup")
-        return self._unmade(str(error))
+        return JournalError(
+            f"{self._name}: has schema {self._schema}, and a copy of it cannot be upgraded to "
+            f"{SCHEMA} ({error}); use a backup"
+        )
 
     def _unmade(self, why: str) -> JournalError:
         return JournalError(

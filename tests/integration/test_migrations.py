@@ -122,8 +122,10 @@ def test_an_older_schema_is_upgraded_by_the_writer_only(tmp_path: Path) -> None:
         JournalReader.open(tmp_path)
     Journal.open(tmp_path).close()
     execute(file, "UPDATE alembic_version SET version_num = '0001'")
-    with pytest.raises(JournalError, match="`fermata serve` upgrades"):
-        JournalReader.open(tmp_path)
+    before = file.read_bytes()
+    with pytest.raises(JournalError, match=r"0001, and a copy of it cannot be upgraded to .*dupl"):
+        JournalReader.open(tmp_path)  # its tables are not those of that schema
+    assert file.read_bytes() == before
     execute(file, f"UPDATE alembic_version SET version_num = '{tables.SCHEMA}'")
     with JournalReader.open(tmp_path) as reader:
         assert list(reader.read()) == []
