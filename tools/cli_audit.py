@@ -23,8 +23,9 @@ def audit_hits(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how much of the prompts was found in saved KV, by hour and model. Requests count that
-    were received in the window, whatever became of them later.
+    """Show how much of the prompts was found in saved KV, by hour and model.
+
+    Requests count that were received in the window, whatever became of them later.
     """
     from tools import audit as command
 
@@ -38,8 +39,9 @@ def audit_misses(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show for each request what its prompt found in saved KV, and why it found no more. Requests
-    count that were received in the window.
+    """Show for each request what its prompt found in saved KV, and why it found no more.
+
+    Requests count that were received in the window.
     """
     from tools import audit as command
 
@@ -53,8 +55,9 @@ def audit_causes(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show why prompts were computed, and how many tokens for each cause. Requests count that were
-    received in the window.
+    """Show why prompts were computed, and how many tokens for each cause.
+
+    Requests count that were received in the window.
     """
     from tools import audit as command
 
@@ -68,8 +71,9 @@ def audit_pauses(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each time that a request was held: why, for how many bytes, and for how long. Pauses
-    count of which some lies in the window, with how long they were held within it.
+    """Show each time that a request was held: why, for how many bytes, and for how long.
+
+    Pauses count of which some lies in the window, with how long they were held within it.
     """
     from tools import audit_memory as command
 
@@ -83,8 +87,10 @@ def audit_held(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how long requests were held, by the reason, with percentiles. Of each pause the
-    time held within the window counts, also where it began before or was not over.
+    """Show how long requests were held, by the reason, with percentiles.
+
+    Of each pause the time held within the window counts, also where it began before or was not
+    over.
     """
     from tools import audit_memory as command
 
@@ -111,8 +117,9 @@ def audit_orphans(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each time that a request had no client: why, for how long, and what came of it. Times
-    count of which some lies in the window.
+    """Show each time that a request had no client: why, for how long, and what came of it.
+
+    Times count of which some lies in the window.
     """
     from tools import audit_orphans as command
 
@@ -126,8 +133,9 @@ def audit_first_tokens(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how long requests waited for their first token, by hour, with percentiles. Requests
-    count that were received in the window.
+    """Show how long requests waited for their first token, by hour, with percentiles.
+
+    Requests count that were received in the window.
     """
     from tools import audit_times as command
 
@@ -141,8 +149,9 @@ def audit_phases(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each phase of each request in time, and who else was there as it began. Phases count of
-    which some lies in the window, with how much of them does.
+    """Show each phase of each request in time, and who else was there as it began.
+
+    Phases count of which some lies in the window, with how much of them does.
     """
     from tools import audit_times as command
 
@@ -156,8 +165,9 @@ def audit_waits(
     until: UntilOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show who waited for whom: whose room, whose turn, or whose block it was. Waits count of which
-    some lies in the window, with how much of them does.
+    """Show who waited for whom: whose room, whose turn, or whose block it was.
+
+    Waits count of which some lies in the window, with how much of them does.
     """
     from tools import audit_times as command
 
@@ -199,8 +209,9 @@ def audit_at(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show what was happening at a time, by default at the last event: whether a server ran,
-    memory, each open request in its phase, and the decisions around it. Those of every step are
-    only counted.
+    memory, each open request in its phase, and the decisions around it.
+
+    Those of every step are only counted.
     """
     from tools import audit_at as command
 

@@ -187,7 +187,7 @@ def test_verify_without_a_journal_exits_2(
 
 def test_misses_in_each_format(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.misses(stopped, audit.Wanted(form="json")) == 0
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    first, second = json.loads(capsys.readouterr().out)
     assert (first["parted_at_tokens"], first["parted_because"]) == (0, "unknown")
     assert (second["parted_at_tokens"], second["parted_because"]) == (NUM_TOKENS, "whole")
     restored = second["num_memory_tokens"] + second["num_disk_tokens"]

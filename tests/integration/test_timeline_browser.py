@@ -74,6 +74,8 @@ def test_lanes_memory_and_who_was_held_are_there(browser: Browser, tmp_path: Pat
     held = browser.evaluate("[...document.querySelectorAll('.hold')].map((e) => e.textContent)")
     assert len(held) == len(picture.holds) == 2
     assert all("emergency mark" in text for text in held)
+    lengths = [(hold.end_ns or 0) - (hold.paused_ns or 0) for hold in picture.holds]
+    assert browser.evaluate("holds.map(heldNs)") == lengths
     assert "2 requests held 2 times" in browser.evaluate("byId('gist').textContent")
 
 
