@@ -220,6 +220,18 @@ def test_a_point_that_cannot_be_read_is_one_line(
     assert "cannot be read" in capsys.readouterr().out
 
 
+def test_many_snapshots_are_shown_in_a_few_words(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seqs = seqs_of(folder)
+    assert journal_info.info(folder, as_json=False) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    with JournalReader.open(folder) as reader, reader.transaction() as run:
+        count, first, last = run("SELECT count(*), min(seq), max(seq) FROM snapshots").one()
+    assert count >= len(seqs)
+    assert shown["snapshots"] == f"{count}, seq {first} to {last}"
+
+
 @pytest.mark.parametrize("digest", ["tools.export.code_digest", "journal.points.rows_digest"])
 def test_a_point_of_other_code_is_not_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, digest: str
