@@ -10,6 +10,7 @@ import pytest
 from scheduler.kvcache.fileformat import Tensor
 from scheduler.kvcache.naming import KeptFile
 from scheduler.kvcache.store import BlockStore, OpenFile, Saved, SaveFailed
+from tests.integration.timeline_browser import Browser, fresh, opened
 from tests.replaying import assert_replays
 
 HELD_LIMIT_S = 20
@@ -53,3 +54,17 @@ def held_readers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(OpenFile, "__enter__", held)
     yield may_read
     may_read.set()
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    """A browser for the tests of one module."""
+    with opened() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(tab: Browser) -> Iterator[Browser]:
+    """Its tab, with nothing of the test before."""
+    with fresh(tab) as browser:
+        yield browser

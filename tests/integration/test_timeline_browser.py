@@ -1,7 +1,6 @@
 """The picture of a journal in a real browser: looked at and pointed at."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from tests.integration.timeline_browser import (
     WITHOUT,
     Browser,
     find_browser,
-    fresh,
-    opened,
 )
 from tests.integration.timeline_journals import MANY, crowded, drawn, story, upgraded_histories
 from tests.integration.timeline_seen import (
@@ -36,18 +33,6 @@ from tools import timeline as command
 from tools.timeline_parts import Entry, Picture
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason=WITHOUT)
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    with opened() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(tab: Browser) -> Iterator[Browser]:
-    with fresh(tab) as browser:
-        yield browser
 
 
 def test_every_history_is_drawn_without_an_error(browser: Browser, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The picture of a journal by keyboard alone, and what assistive technology is told of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ from tests.integration.timeline_browser import (
     WITHOUT,
     Browser,
     find_browser,
-    fresh,
-    opened,
 )
 from tests.integration.timeline_journals import drawn, story
 from tests.integration.timeline_seen import (
@@ -25,18 +22,6 @@ from tests.integration.timeline_seen import (
 )
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason=WITHOUT)
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    with opened() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(tab: Browser) -> Iterator[Browser]:
-    with fresh(tab) as browser:
-        yield browser
 
 
 def test_arrow_keys_go_from_event_to_event(browser: Browser, tmp_path: Path) -> None:
