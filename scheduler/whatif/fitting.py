@@ -86,8 +86,7 @@ class Sizes:
 class Gathering:
     """Reads the records of a journal once. `known` is how many positions each row has, `ready_ns`
     since when the engine could do the next piece: null while that cannot be said; `decodes_ns`
-    since when there is a batch. `pieces` are the work beside rows that are being filled, each with
-    its end and how long it took.
+    since when there is a batch.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -96,7 +95,6 @@ class Gathering:
         self.known: dict[int, int] = {}
         self.planned_ns: dict[int, int] = {}
         self.filling: set[str] = set()
-        self.pieces: list[tuple[int, int]] = []
         self.decodes_ns: int | None = None
         self.ready_ns: int | None = 0
 
@@ -132,7 +130,6 @@ class Gathering:
         """A run: nothing of the last one goes on."""
         self.planned_ns.clear()
         self.filling.clear()
-        self.pieces.clear()
         self.decodes_ns, self.ready_ns = None, 0
 
     def files(self, record: Record) -> None:
@@ -146,24 +143,14 @@ class Gathering:
             case events.BlockSaved() if event.duration_ns:
                 self.save(record.at_ns, event)
             case events.ChainRestored():
-                self.restored(record.at_ns, event)
+                self.filling.discard(event.request_id)
+                self.ready_ns = None
+                read_bytes = event.num_disk_tokens * self.sizes.token_bytes
+                restore = (read_bytes, event.num_memory_tokens, event.duration_ns)
+                if event.duration_ns:
+                    self.facts.restores.append(restore)
             case _:
                 pass
-
-    def restored(self, at_ns: int, event: events.ChainRestored) -> None:
-        """A row that was filled. The chunks and steps that it took turns with are simulated: their
-        time is none of the disk's.
-        """
-        self.filling.discard(event.request_id)
-        self.ready_ns = None
-        if event.duration_ns:
-            began_ns = at_ns - event.duration_ns
-            beside_ns = sum(min(ns, max(0, end - began_ns)) for end, ns in self.pieces)
-            took_ns = max(1, event.duration_ns - beside_ns)
-            read_bytes = event.num_disk_tokens * self.sizes.token_bytes
-            self.facts.restores.append((read_bytes, event.num_memory_tokens, took_ns))
-        if not self.filling:
-            self.pieces.clear()
 
     def save(self, at_ns: int, event: events.BlockSaved) -> None:
         """A file that is durable."""
@@ -178,12 +165,8 @@ class Gathering:
         elif self.decodes_ns is None:
             self.decodes_ns = at_ns
 
-    def took_ns(self, at_ns: int, came_ns: int | None, engine_ns: int) -> int | None:
-        """How long a piece took that ends now and was there to be done since it came. The engine
-        says that it took `engine_ns`.
-        """
-        if self.filling:
-            self.pieces.append((at_ns, engine_ns))
+    def took_ns(self, at_ns: int, came_ns: int | None) -> int | None:
+        """How long a piece took that ends now and was there to be done since it came."""
         ready_ns, self.ready_ns = self.ready_ns, at_ns
         if self.filling or came_ns is None or ready_ns is None:
             return None
@@ -191,7 +174,7 @@ class Gathering:
 
     def chunk(self, at_ns: int, event: events.PrefillChunkDone) -> None:
         """A chunk that was fed."""
-        took_ns = self.took_ns(at_ns, self.planned_ns.pop(event.chunk, None), event.duration_ns)
+        took_ns = self.took_ns(at_ns, self.planned_ns.pop(event.chunk, None))
         if event.length == 0:
             return
         if took_ns is not None:
@@ -206,7 +189,7 @@ class Gathering:
             positions += self.known.get(number, 0)
             self.known[number] = self.known.get(number, 0) + count
         rows = sum(count > 0 for count in event.counts)
-        took_ns = self.took_ns(at_ns, self.decodes_ns, event.duration_ns)
+        took_ns = self.took_ns(at_ns, self.decodes_ns)
         if took_ns is not None and rows:
             self.facts.steps.append((rows, positions, took_ns))
 

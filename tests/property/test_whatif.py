@@ -283,25 +283,6 @@ def test_slow_restores_took_turns_and_say_nothing_of_the_disk() -> None:
     assert fit_engine(facts, 64).copy_ns == 0
 
 
-def test_a_restore_is_as_long_as_what_took_turns_with_it_leaves(records: list[Record]) -> None:
-    batch = events.BatchChanged(batch=1, numbers=(1,), joined=(1,), left=())
-    resumed = next(r.event for r in records if isinstance(r.event, events.ResumeStarted))
-    restored = next(
-        msgspec.structs.replace(r.event, duration_ns=900, num_memory_tokens=64, num_disk_tokens=2)
-        for r in records
-        if isinstance(r.event, events.ChainRestored) and r.event.request_id == resumed.request_id
-    )
-
-    def decoded_in(at_ns: int, duration_ns: int) -> Record:
-        event = decoded(at_ns).event
-        assert isinstance(event, events.TokensDecoded)
-        return step(at_ns, msgspec.structs.replace(event, duration_ns=duration_ns))
-
-    told = [step(0, batch), decoded_in(90, 90), step(100, resumed), decoded_in(300, 260)]
-    told += [decoded_in(700, 250), step(1_000, restored), decoded_in(1_400, 400)]
-    assert gather(told, SIZES).restores == [(2_000, 64, 900 - 200 - 250)]
-
-
 def test_a_peak_between_two_readings_counts() -> None:
     reading = events.MemorySampled(
         active_bytes=5, cached_bytes=9, peak_bytes=7, process_bytes=99, available_bytes=99
