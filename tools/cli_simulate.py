@@ -38,7 +38,7 @@ def simulate(
     and check every step. A seed that fails is made smaller, and written as a scenario file.
 
     Exit status: 0, 1 when something does not hold, a mutation is not found, or a situation was
-    never met in 200 seeds or more, 2 for bad input.
+    never met in 200 seeds or more, 2 for bad input, 130 when it was interrupted.
     """
     from tools import simulate as command
     from tools import simulate_mutations as broken
@@ -50,7 +50,8 @@ def simulate(
     if scenario is not None:
         sys.exit(command.run_scenario(scenario, as_json=as_json))
     if list_all:
-        sys.exit(broken.list_mutations() if mutations else command.list_situations())
+        listed = broken.list_mutations if mutations else command.list_situations
+        sys.exit(listed(as_json=as_json))
     wanted = command.Wanted(seeds, seed, workers, out, as_json)
     if mutations:
         sys.exit(broken.run(wanted, only))

@@ -22,7 +22,7 @@ from scheduler.simulation.worker import Line
 from tools.simulate_workers import Worker, Workers, packages_folder, without_settings
 from tools.text_table import text_table
 
-DONE, FOUND, UNUSABLE = 0, 1, 2
+DONE, FOUND, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
 ENOUGH_SEEDS = 200
 """Among so many no situation may be missing."""
@@ -73,9 +73,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> int:
-        """With few seeds it says nothing that a situation is missing."""
+        """With few seeds it says nothing that a situation is missing. Seeds that were not played
+        say nothing either, and that is no success.
+        """
         is_poor = bool(self.missing) and self.num_seeds >= ENOUGH_SEEDS
-        return FOUND if self.failures or is_poor else DONE
+        if self.failures or (is_poor and not self.was_cut):
+            return FOUND
+        return INTERRUPTED if self.was_cut else DONE
 
 
 @dataclass
@@ -104,7 +108,8 @@ class Tally:
 
 def run(wanted: Wanted) -> int:
     """Plays seeds, and prints what came of them. Returns 0; 1 when something does not hold, or a
-    situation is missing among enough seeds; 2 for numbers, or a folder, that cannot be.
+    situation is missing among enough seeds; 2 for numbers, or a folder, that cannot be; 130 when
+    somebody interrupted it and nothing was found until then.
     """
     if why := why_unusable(wanted):
         return refuse(why)
@@ -252,9 +257,9 @@ def show_failure(failure: Failure) -> None:
         print(f"    made smaller: {again}")
 
 
-def list_situations() -> int:
+def list_situations(*, as_json: bool) -> int:
     """Names what is counted."""
-    print("\n".join(WANTED))
+    print(msgspec.json.encode({"situations": WANTED}).decode() if as_json else "\n".join(WANTED))
     return DONE
 
 

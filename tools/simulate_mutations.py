@@ -16,7 +16,7 @@ import msgspec
 
 from scheduler.simulation.stories import Told
 from tools.mutations import MUTATIONS, Mutation
-from tools.simulate import DONE, FOUND, Wanted, refuse, say_progress, why_unusable
+from tools.simulate import DONE, FOUND, INTERRUPTED, Wanted, refuse, say_progress, why_unusable
 from tools.simulate_workers import Worker, Workers, packages_folder
 
 PACKAGES = ("journal", "migrations", "scheduler")
@@ -98,7 +98,7 @@ class Hunt:
 
 def run(wanted: Wanted, only: str | None) -> int:
     """Plays each mutation until a seed fails, and prints which one. Returns 0; 1 when one is not
-    found, or is none any more; 2 for numbers and a name that cannot be.
+    found, or is none any more; 2 for numbers and a name that cannot be; 130 when interrupted.
     """
     chosen = [mutation for mutation in MUTATIONS if only in (None, mutation.name)]
     if not chosen:
@@ -119,7 +119,7 @@ def run(wanted: Wanted, only: str | None) -> int:
 
 
 def report(found: Sequence[Found], num_chosen: int, num_seeds: int, *, as_json: bool) -> int:
-    """The last line, and the exit status. Those that were left by an interrupt say nothing."""
+    """The last line, and the exit status: those that were left by an interrupt are no success."""
     missed = [each.name for each in found if each.seed is None]
     print(
         f"{len(found) - len(missed)} of {num_chosen} mutations found within {num_seeds} seeds,"
@@ -127,7 +127,9 @@ def report(found: Sequence[Found], num_chosen: int, num_seeds: int, *, as_json: 
     )
     if as_json:
         print(msgspec.json.encode({"found": found, "missed": missed}).decode())
-    return FOUND if missed else DONE
+    if missed:
+        return FOUND
+    return DONE if len(found) == num_chosen else INTERRUPTED
 
 
 def line_of(found: Found) -> str:
@@ -139,8 +141,12 @@ def line_of(found: Found) -> str:
     return f"{found.name}: seed {found.seed}, {found.duration_s:.1f} s, {what}"
 
 
-def list_mutations() -> int:
+def list_mutations(*, as_json: bool) -> int:
     """Says what each of them breaks."""
+    if as_json:
+        listed = [{"name": m.name, "file": m.file, "breaks": m.breaks} for m in MUTATIONS]
+        print(msgspec.json.encode({"mutations": listed}).decode())
+        return DONE
     for mutation in MUTATIONS:
         print(f"{mutation.name} ({mutation.file}): {mutation.breaks}")
     return DONE

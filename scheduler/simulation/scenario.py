@@ -1,15 +1,18 @@
 """Stories as text: a scenario file is one JSON object, to be read, changed and played again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from journal.crashpoints import POINTS
-from scheduler.settings import ConfigurationError
+from scheduler.settings import NS_PER_S, ConfigurationError
 from scheduler.simulation.happenings import HAPPENINGS, Happening
 from scheduler.simulation.models import small_model, small_settings
 from scheduler.simulation.stories import Story
+
+MOST = {"_ns": 3_600 * NS_PER_S, "_ms": 3_600 * 1_000, "_tokens": 100_000, "_bytes": 10**12}
+"""The largest numbers, by the last part of their name: an hour, and what is played in seconds."""
 
 
 class ScenarioError(Exception):
@@ -31,6 +34,8 @@ def from_text(text: str) -> Story:
         raise ScenarioError(str(error)) from error
     for place in unknown_names(msgspec.json.decode(text), msgspec.to_builtins(story)):
         raise ScenarioError(f"{place} means nothing")
+    for place, why in impossible_numbers(msgspec.to_builtins(story)):
+        raise ScenarioError(f"{place}: {why}")
     for number, happening in enumerate(story.happenings):
         if why := why_cannot_happen(happening):
             raise ScenarioError(f"happenings[{number}]: {why}")
@@ -54,6 +59,26 @@ def unknown_names(given: object, read: object, where: str = "") -> Iterator[str]
             yield from unknown_names(one, other, f"{where}[{number}]")
 
 
+def impossible_numbers(value: object, where: str = "") -> Iterator[tuple[str, str]]:
+    """The places of numbers that cannot be, and why. Settings have bounds of their own."""
+    if isinstance(value, dict):
+        for name, part in cast("Mapping[str, object]", value).items():
+            if where or name != "settings":
+                yield from impossible_numbers(part, f"{where}.{name}" if where else name)
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(cast("Sequence[object]", value)):
+            yield from impossible_numbers(part, f"{where}[{number}]")
+    elif isinstance(value, int) and (most := MOST.get(unit_of(where))) is not None:
+        least = -1 if where.endswith("cancels_at_tokens") else 0
+        if not least <= value <= most:
+            yield where, f"{value} is not from {least} to {most}"
+
+
+def unit_of(place: str) -> str:
+    """The last part of a name, without the number of an element: what it counts."""
+    return "_" + place.rpartition(".")[2].partition("[")[0].rpartition("_")[2]
+
+
 def why_cannot_happen(happening: Happening) -> str:
     """Empty for what can."""
     if happening.kind not in HAPPENINGS:
@@ -69,5 +94,8 @@ def check_settings(story: Story) -> None:
         settings = small_settings(story.ceiling_bytes, **story.settings)
     except ConfigurationError as error:
         raise ScenarioError(f"settings: {error}") from error
-    if settings.kv.limits(small_model(story.state_bytes)) is None:
+    model = small_model(story.state_bytes)
+    if settings.kv.limits(model) is None:
         raise ScenarioError("settings: kv.enabled: a simulated server saves its blocks")
+    if story.ceiling_bytes <= model.weights_bytes:
+        raise ScenarioError(f"ceiling_bytes: the model alone takes {model.weights_bytes} bytes")

@@ -114,6 +114,16 @@ def test_a_seed_that_fails_is_shown_with_what_repeats_it(tmp_path: Path) -> None
     assert not {"mlx", "fastapi", "transformers"} & loaded
 
 
+def test_an_interrupt_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hear(workers: Workers) -> Iterator[tuple[Worker, list[simulate_workers.Line]]]:
+        raise KeyboardInterrupt
+        yield workers.all()[0], []
+
+    monkeypatch.setattr(Workers, "hear", hear)
+    assert simulate.run(Wanted(seeds=1)) == 130
+    assert simulate_mutations.run(Wanted(seeds=1), None) == 130
+
+
 def test_an_interrupt_ends_it_with_what_was_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +266,17 @@ ASKED = START + ', "visits": [{"habits": {}, "asked": {"max_tokens": 1, "num_pro
             "happenings[0]: there is no point 'step.begun'",
         ),
         (ASKED + '1, "when": 2}}]}', "visits[0].asked.when means nothing"),
+        (
+            ASKED + "1180591620717411303424}}]}",
+            "visits[0].asked.num_prompt_tokens",
+        ),
+        (ASKED + "100001}}]}", "visits[0].asked.num_prompt_tokens: 100001 is not from 0 to 100000"),
+        (
+            START + ', "happenings": [{"at_ms": 9223372036854775807, "kind": "settle"}]}',
+            "happenings[0].at_ms: 9223372036854775807 is not from 0 to 3600000",
+        ),
+        (START + ', "state_bytes": -1}', "state_bytes: -1 is not from 0 to "),
+        ('{"seed": 1, "ceiling_bytes": 10}', "ceiling_bytes: the model alone takes 1000000 bytes"),
         (ASKED + "0}}]}", "Expected `int` >= 1 - at `$.visits[0].asked.num_prompt_tokens`"),
     ],
 )
@@ -314,3 +335,7 @@ def test_it_lists_what_it_counts_and_what_it_breaks() -> None:
     listed = CliRunner().invoke(app, ["simulate", "--mutations", "--list"])
     assert len(listed.output.splitlines()) == len(MUTATIONS)
     assert "oldest is held (scheduler/relief.py): The oldest row may be" in listed.output
+    listed = CliRunner().invoke(app, ["simulate", "--list", "--json"])
+    assert json.loads(listed.output) == {"situations": list(WANTED)}
+    listed = CliRunner().invoke(app, ["simulate", "--mutations", "--list", "--json"])
+    assert len(json.loads(listed.output)["mutations"]) == len(MUTATIONS)
