@@ -7,8 +7,8 @@ unless they are wanted.
 
 Each step has a digest over the one before it and over its own events as they are stored. The last
 one stands apart with the number of steps, so an event that was changed, and a tail that is missing,
-are noticed. That is for accidents and not for forgers: who changes an event can make the digests
-anew.
+are noticed. The rows of all other tables have digests too: see row_digests.py. That is for
+accidents and not for forgers: who changes an event can make the digests anew.
 """
 
 import os
@@ -35,6 +35,7 @@ from journal.points import Point
 from journal.queries import BATCH_EVENTS, event_columns
 from journal.reader import JournalReader
 from journal.rebuild import Base, Rebuild, load_base
+from journal.row_digests import COLUMN, changed_rows, row_digests
 from journal.statements import INSERT_EVENT, INSERT_PARAMETERS, INSERT_TOKEN_IDS
 from journal.tables import SCHEMA
 from journal.tokens import pack_ids, pack_logprobs
@@ -45,7 +46,8 @@ FORMAT = 1
 BUNDLE_TABLE = (
     "CREATE TABLE bundle (format INTEGER NOT NULL, made_at_ns INTEGER NOT NULL,"
     " what TEXT NOT NULL, first_step INTEGER NOT NULL, last_step INTEGER NOT NULL,"
-    " num_steps INTEGER NOT NULL, with_tokens INTEGER NOT NULL, digest BLOB NOT NULL) STRICT"
+    " num_steps INTEGER NOT NULL, with_tokens INTEGER NOT NULL, digest BLOB NOT NULL,"
+    f" {COLUMN} TEXT NOT NULL) STRICT"
 )
 DIGEST_TABLE = "CREATE TABLE step_digest (step INTEGER PRIMARY KEY, digest BLOB NOT NULL) STRICT"
 
@@ -223,7 +225,7 @@ class Writer:
             self.put_tokens(rebuild)
         made_at_ns = time.time_ns()
         self.run(
-            "INSERT INTO bundle VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO bundle VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 FORMAT,
                 made_at_ns,
@@ -233,6 +235,7 @@ class Writer:
                 self.num_steps,
                 int(self.with_tokens),
                 self.digest,
+                row_digests(self.run),
             ),
         )
         for sql in later:
@@ -342,7 +345,7 @@ def refuse_changed(reader: JournalReader) -> None:
     with reader.transaction() as run:
         if not is_bundle(run):
             return
-        for fault in chain(verify_bundle(run), changed_definitions(run)):
+        for fault in chain(verify_bundle(run), changed_definitions(run), changed_rows(run)):
             raise JournalError(f"{reader.file}: {fault}; have it exported again")
 
 

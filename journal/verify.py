@@ -14,6 +14,7 @@ from journal.events import Record, StateCarried
 from journal.place import Position
 from journal.points import differs, points_of
 from journal.rebuild import Rebuild, load_base
+from journal.row_digests import changed_rows
 from journal.rows import (
     AdoptionRow,
     Changes,
@@ -100,6 +101,7 @@ def verify(run: Run) -> Iterator[str]:
     yield from _file(run)
     if is_bundle(run):
         yield from verify_bundle(run)
+        yield from changed_rows(run)
     missing = list(_events(run))
     if missing:
         # Folding what is left would find differences that say nothing more.
