@@ -6,13 +6,18 @@ from journal.span import Span
 MINUTE_NS = 60 * 10**9
 
 
+def time_of(run: Run, seq: int) -> int:
+    """When an event was that is there, in nanoseconds since 1970."""
+    at_ns: int = run("SELECT at_ns FROM events WHERE seq = ?", (seq,)).scalar_one()
+    return at_ns
+
+
 def last_before(run: Run, first: int, last: int, at_ns: int) -> int:
     """The last seq before a time, by bisection: time does not go back. `first - 1` for none."""
     low, high = first - 1, last
     while low < high:
         middle = (low + high + 1) // 2
-        found: int = run("SELECT at_ns FROM events WHERE seq = ?", (middle,)).scalar_one()
-        low, high = (middle, high) if found < at_ns else (low, middle - 1)
+        low, high = (middle, high) if time_of(run, middle) < at_ns else (low, middle - 1)
     return low
 
 
@@ -69,8 +74,22 @@ def is_within(run: Run, span: Span) -> bool:
         run, first, last, span.last_ns + 1
     ):
         return True
-    first_ns: int = run("SELECT at_ns FROM events WHERE seq = ?", (first,)).scalar_one()
+    first_ns = time_of(run, first)
     until_ns = min(span.last_ns, first_ns)
     query = "SELECT count(*) FROM minute WHERE minute BETWEEN ? AND ? AND minute < ?"
     minutes = (span.first_ns // MINUTE_NS, until_ns // MINUTE_NS, first_ns // MINUTE_NS)
     return bool(run(query, minutes).scalar())
+
+
+def is_known(run: Run, span: Span) -> bool:
+    """Whether the journal tells of some of the span: what lasts goes on also where nothing happens.
+    It does from its first event to its last, and from the first minute before in a shortened one.
+    """
+    ends = bounds(run)
+    if ends is None or span.first_ns > span.last_ns:
+        return False
+    first_ns, last_ns = (time_of(run, seq) for seq in ends)
+    query = "SELECT min(minute) FROM minute WHERE minute < ?"
+    minute: int | None = run(query, (first_ns // MINUTE_NS,)).scalar()
+    begin_ns = first_ns if minute is None else minute * MINUTE_NS
+    return span.first_ns <= last_ns and span.last_ns >= begin_ns

@@ -14,7 +14,7 @@ from journal import audit, sums
 from journal.bundle import refuse_changed
 from journal.errors import JournalError
 from journal.figures import CacheHits, CacheMiss, MissCause
-from journal.moments import is_within
+from journal.moments import is_known, is_within
 from journal.overlap import Lasting, edges
 from journal.queries import last_position
 from journal.reader import JournalReader
@@ -46,7 +46,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Question(Generic[Answer]):
     """The rows that answer it, and how a table shows them: `cells` are the texts of one row by
-    column, and `in_all` what stands below the table.
+    column, and `in_all` what stands below the table. `goes_on`: the rows last, so that they may lie
+    in a span in which nothing happens.
     """
 
     row: type[Answer]
@@ -55,6 +56,7 @@ class Question(Generic[Answer]):
     right: frozenset[str]
     cells: Callable[[Answer], tuple[str, ...]]
     in_all: Callable[[JournalReader, Span], str] | None = None
+    goes_on: bool = False
 
 
 def answer(question: Question[Answer], journal: Path, wanted: Wanted) -> int:
@@ -64,15 +66,18 @@ def answer(question: Question[Answer], journal: Path, wanted: Wanted) -> int:
     try:
         with JournalReader.open(journal) as reader:
             refuse_changed(reader)
-            write(question, reader, span_of(reader, wanted), wanted.form)
+            span = span_of(reader, wanted, goes_on=question.goes_on)
+            write(question, reader, span, wanted.form)
     except (JournalError, NoTime, NothingThere) as error:
         print(f"fermata audit: {error}", file=sys.stderr)
         return UNUSABLE
     return DONE
 
 
-def span_of(reader: JournalReader, wanted: Wanted) -> Span:
-    """The span in nanoseconds. Raises NoTime, NothingThere."""
+def span_of(reader: JournalReader, wanted: Wanted, *, goes_on: bool) -> Span:
+    """The span in nanoseconds, which must have events, or be known to a question of what goes on.
+    Raises NoTime, NothingThere.
+    """
     if wanted.since is None and wanted.until is None:
         return ALWAYS
     with reader.transaction() as run:
@@ -81,7 +86,8 @@ def span_of(reader: JournalReader, wanted: Wanted) -> Span:
         first = ALWAYS.first_ns if since is None else moment(since, last_ns)
         last = ALWAYS.last_ns if until is None else moment(until, last_ns)
         span = Span(max(first, ALWAYS.first_ns), min(last, ALWAYS.last_ns))
-        if not is_within(run, span):
+        is_there = is_known if goes_on else is_within
+        if not is_there(run, span):
             raise NothingThere(f"nothing of the journal lies in this window ({words_of(wanted)})")
     return span
 

@@ -74,6 +74,7 @@ HELD = Question(
     right=frozenset(HELD_NUMBERS),
     cells=held_cells,
     in_all=pauses_cut,
+    goes_on=True,
 )
 
 
@@ -89,6 +90,7 @@ PAUSES = Question(
     right=frozenset(PAUSE_NUMBERS),
     cells=pause_cells,
     in_all=times_in_all,
+    goes_on=True,
 )
 
 

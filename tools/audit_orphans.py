@@ -52,6 +52,7 @@ ORPHANS = Question(
     right=frozenset(("for", "within")),
     cells=orphan_cells,
     in_all=ends_in_all,
+    goes_on=True,
 )
 
 

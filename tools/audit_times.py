@@ -47,6 +47,7 @@ PHASES = Question(
     right=frozenset(("for", "within", *OTHERS)),
     cells=phase_cells,
     in_all=lambda reader, span: f"phases: {edges_text(reader, PHASES_LASTING, span)}",
+    goes_on=True,
 )
 
 
@@ -77,6 +78,7 @@ WAITS = Question(
     right=frozenset(("for", "within", *OTHERS)),
     cells=wait_cells,
     in_all=lambda reader, span: f"waits: {edges_text(reader, WAITS_LASTING, span)}",
+    goes_on=True,
 )
 
 

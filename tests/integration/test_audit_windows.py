@@ -1,8 +1,10 @@
 """A window of an audit has what lies in it, also what began before, and how much of it does."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from itertools import combinations_with_replacement
+from datetime import datetime
+from itertools import combinations_with_replacement, pairwise
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +12,13 @@ from typing import NamedTuple
 import pytest
 
 from journal import audit, sums
-from journal.overlap import ORPHANS, PAUSES, PHASES, WAITS, Lasting, edges
+from journal.journal import Journal as JournalFile
+from journal.moments import is_known
+from journal.overlap import MS, ORPHANS, PAUSES, PHASES, WAITS, Lasting, edges
 from journal.reader import JournalReader
 from journal.span import ALWAYS, Span, time_text
 from tests.integration.timeline_journals import kept_story
+from tests.journal_steps import Steps
 from tools import export
 from tools.cli import app
 
@@ -178,3 +183,78 @@ def test_a_window_within_a_hold_shows_it_and_says_so(
     [row] = json.loads(capsys.readouterr().out)
     assert (row["is_over"], row["resumed_at"]) == (0, pause.resumed_at)
     assert row["within_ms"] == pytest.approx(third / 1e6, abs=2)
+
+
+def quiet_within(file: Path, begin_ns: int, end_ns: int) -> tuple[str, str]:
+    """A time between two events of these, with nothing but the middle of the longest."""
+    with JournalReader.open(file) as reader:
+        times = [record.at_ns for record in reader.read() if begin_ns <= record.at_ns <= end_ns]
+    length, before = max((after - before, before) for before, after in pairwise(times))
+    return time_text(before + length // 3), time_text(before + length // 3 * 2)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_goes_on_where_nothing_happens_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = kept_story("lost_clients", tmp_path)
+    kind = READERS[name][1]
+    with JournalReader.open(file) as reader, reader.transaction() as run:
+        query = f"SELECT {FROM.get(name, kind.began)}, {kind.ended} FROM {kind.table}"
+        begin, end = max(run(f"{query} WHERE {kind.condition}"), key=lambda row: row[1] - row[0])
+    since, until = quiet_within(file, begin, end)
+    asked = [name, "held"] if name == "pauses" else [name]
+    for question in asked:
+        options = ("--since", since, "--until", until, "--format", "json")
+        with pytest.raises(SystemExit) as ended:
+            app(["audit", question, str(file), *options])
+        assert ended.value.code == 0
+        rows = json.loads(capsys.readouterr().out)
+        length_ms = (datetime.fromisoformat(until) - datetime.fromisoformat(since)) // MS
+        assert length_ms > 5
+        assert rows
+        for row in rows:
+            assert row.get("within_ms", row.get("max_ms")) == length_ms
+            assert row.get("is_over", 0) == 0
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_outside_of_the_journal_nothing_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = kept_story("lost_clients", tmp_path)
+    with JournalReader.open(file) as reader:
+        times = [record.at_ns for record in reader.read()]
+    since, until = quiet_within(file, times[0], times[-1])
+    windows = (
+        ("--until", time_text(times[0] - 2_000_000)),
+        ("--since", time_text(times[-1] + 2_000_000)),
+        ("--since", until, "--until", since),
+    )
+    for window in windows:
+        with pytest.raises(SystemExit) as ended:
+            app(["audit", name, str(file), *window])
+        assert ended.value.code == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert "nothing of the journal lies in this window" in said.err
+    with pytest.raises(SystemExit) as ended:
+        app(["audit", "hits", str(file), "--since", since, "--until", until])
+    assert ended.value.code == 2
+
+
+def test_of_a_shortened_journal_its_minutes_are_known(tmp_path: Path) -> None:
+    minute_ns = 60 * 10**9
+    steps = Steps(JournalFile.open(tmp_path))
+    steps.start()
+    steps.receive(1)
+    steps.journal.close()
+    with JournalReader.open(tmp_path) as reader, reader.transaction() as run:
+        first = run("SELECT min(at_ns) FROM events").scalar_one() // minute_ns * minute_ns
+    with sqlite3.connect(tmp_path / "journal.db") as database:
+        database.execute("UPDATE minute SET minute = minute - 3")
+    with JournalReader.open(tmp_path) as reader, reader.transaction() as run:
+        begin_ns = first - 3 * minute_ns
+        assert is_known(run, Span(first - minute_ns, first - 1))
+        assert is_known(run, Span(begin_ns - 5, begin_ns))
+        assert not is_known(run, Span(begin_ns - 5, begin_ns - 1))
