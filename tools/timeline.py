@@ -33,8 +33,11 @@ def run(path: Path, output: Path, wanted: Wanted | None = None) -> int:
     except (JournalError, NoPicture, NoSuchRequest) as error:
         print(f"fermata timeline: {error}", file=sys.stderr)
         return UNUSABLE
+    seqs = f"seq {picture.first_seq} to {picture.last_seq}"
+    if not picture.num_events:
+        seqs = f"between seq {picture.last_seq} and {picture.first_seq}"
     print(
-        f"{output}: {picture.num_events} events (seq {picture.first_seq} to {picture.last_seq}), "
+        f"{output}: {picture.num_events} events ({seqs}), "
         f"{len(picture.lanes)} requests, {len(picture.holds)} times held, "
         f"{len(text.encode()) / 1e6:.1f} MB"
     )

@@ -41,12 +41,14 @@ EVERYBODY = (events.StateCarried, events.ServerStarted)
 
 
 def picture_of(records: Iterable[Record], journal: str, window: Window) -> Picture:
-    """Folds all records up to the window's end, and draws those that lie in it. Raises NoPicture
-    when none does, when they are too many, and when a record cannot be folded.
+    """Folds all records up to the window's end, and draws those that lie in it, or what goes on
+    where it lies between two. Raises NoPicture when it is outside of the journal, when records are
+    too many, and when one cannot be folded.
     """
     drawing = Drawing(journal, window)
     for record in records:
         if record.seq > window.last_seq or record.at_ns > window.last_ns:
+            drawing.pass_over(record)
             break
         try:
             drawing.add(record)
@@ -65,6 +67,7 @@ class Drawing:
         self.holds = Holds(self.picture.holds)
         self.began = False
         self.base_ns = 0
+        self.least_end_ns = 0
         self.lanes: dict[int, int] = {}
         self.ids: dict[str, int] = {}
         self.kinds: dict[tuple[str, str], int] = {}
@@ -74,7 +77,7 @@ class Drawing:
         """Folds a record, and draws it where it lies in the window."""
         state, event = self.state, record.event
         if not self.began and self.window.begins_by(record.seq, record.at_ns):
-            self.begin(record)
+            self.begin(record.seq, record.at_ns)
         if not self.began:
             evolve(state, record)
             return
@@ -89,12 +92,12 @@ class Drawing:
         self.note_memory(record, at_ns)
         self.note_entry(record, at_ns)
 
-    def begin(self, record: Record) -> None:
-        """The first record of the window: who is open by now has a lane from its start."""
+    def begin(self, seq: int, base_ns: int) -> None:
+        """The picture begins: who is open by now has a lane from its start."""
         self.began = True
-        self.base_ns = record.at_ns
-        self.picture.base_ns = str(record.at_ns)
-        self.picture.first_seq = record.seq
+        self.base_ns = base_ns
+        self.picture.base_ns = str(base_ns)
+        self.picture.first_seq = seq
         self.note_marks(0)
         for request in self.state.requests.values():
             self.look_at(request, 0, None)
@@ -106,10 +109,22 @@ class Drawing:
             what = f"nothing of the journal lies in this window ({self.window.what})"
             raise NoPicture(f"{picture.journal}: {what}")
         picture.last_seq = state.seq
-        picture.end_ns = state.now_ns - self.base_ns
+        picture.end_ns = max(state.now_ns, self.least_end_ns) - self.base_ns
         picture.num_events = state.seq - picture.first_seq + 1
         picture.model = state.model.name if state.model is not None else ""
         return picture
+
+    def pass_over(self, record: Record) -> None:
+        """The first record behind the window. Where none lies in it but some before, it shows what
+        goes on between them.
+        """
+        window = self.window
+        if self.began or not window.is_behind(self.state.seq):
+            return
+        self.begin(self.state.seq + 1, window.first_ns)
+        self.least_end_ns = window.last_ns
+        if isinstance(record.event, events.ServerStarted):
+            self.note_away(record)
 
     # Requests
 
@@ -209,7 +224,7 @@ class Drawing:
         self.picture.aways.append(
             Away(
                 begin_ns=max(0, state.now_ns - self.base_ns),
-                end_ns=record.at_ns - self.base_ns,
+                end_ns=min(record.at_ns, self.window.last_ns) - self.base_ns,
                 died=not state.stopping,
                 last_seq=state.seq,
                 run_id=state.run_id,

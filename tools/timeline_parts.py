@@ -119,7 +119,8 @@ class Hold(msgspec.Struct, kw_only=True):
 
 class Picture(msgspec.Struct, kw_only=True):
     """All that is drawn. `base_ns` is the time of its first event, in nanoseconds since 1970, in
-    digits; `end_ns` that of its last.
+    digits; `end_ns` that of its last. Between two events they are those of the window, and
+    `last_seq` is the one before it, `first_seq` the one behind it.
     """
 
     journal: str

@@ -51,6 +51,12 @@ class Window:
         """Whether this event, or one before it, is the first that is shown."""
         return seq >= self.first_seq and at_ns >= self.first_ns
 
+    def is_behind(self, seq: int) -> bool:
+        """Whether a window without events is behind this one, 0 for none, and not a reversed one or
+        of a request that came later.
+        """
+        return 0 < self.first_seq <= seq and self.first_ns <= self.last_ns
+
 
 def window_of(reader: JournalReader, wanted: Wanted) -> Window:
     """What is wanted of this journal as it is now: what a server adds later is not shown. Raises

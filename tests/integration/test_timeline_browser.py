@@ -31,6 +31,7 @@ from tests.integration.timeline_seen import (
 )
 from tools import timeline as command
 from tools.timeline_parts import Entry, Picture
+from tools.timeline_window import MAX_SEQ, Window
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason=WITHOUT)
 
@@ -308,3 +309,22 @@ def test_ten_thousand_events_are_few_elements_and_few_strokes(
     browser.press("Home", "ArrowRight", "ArrowRight")
     browser.evaluate("activate(lanes[0].marks[0])")
     assert browser.evaluate("shown.lanes.includes(lanes[0])")
+
+
+def test_between_two_events_are_the_lanes_and_the_hold(browser: Browser, tmp_path: Path) -> None:
+    records = story("every_rung")
+    started = the("every_rung", events.RequestPaused)
+    place = next(
+        place
+        for place, record in enumerate(records)
+        if record.seq > started.seq and records[place + 1].at_ns - record.at_ns > 10**6
+    )
+    before, after = records[place], records[place + 1]
+    window = Window("a while", 1, MAX_SEQ, before.at_ns + 1_000, after.at_ns - 1_000)
+    show(browser, tmp_path, drawn(records, window))
+    assert pixels(browser, "lanes", "paused") > 20
+    assert browser.evaluate("shown.marks.length") == 0
+    assert f"between seq {before.seq} and {after.seq}" in browser.evaluate(
+        "byId('window').textContent"
+    )
+    assert "1 request held 1 time" in browser.evaluate("byId('gist').textContent")

@@ -7,13 +7,21 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from datetime import datetime, timedelta
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from journal import events
+from journal.events import Record
 from journal.journal import Journal
-from tests.histories.keeping import read
+from journal.overlap import EPOCH
+from scheduler.evolve import fold
+from scheduler.state import SchedulerState
+from tests.histories.keeping import keep, read
 from tests.integration.timeline_journals import (
     drawn,
     embedded,
@@ -29,6 +37,7 @@ from tools.timeline_kinds import KINDS_OF
 from tools.timeline_parts import PHASES, Picture
 from tools.timeline_window import Wanted
 
+MICROSECOND = timedelta(microseconds=1)
 VIEW = Path(command.__file__).parent / "timeline_view"
 
 
@@ -68,9 +77,93 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return said.err
 
 
+@cache
+def away_for_a_second() -> tuple[Record, ...]:
+    """A story of a death, of which the next run begins a second later than it is simulated."""
+    records = story("crash_while_paused")
+    started = [r.seq for r in records if isinstance(r.event, events.ServerStarted)]
+    return tuple(replace(r, at_ns=r.at_ns + 10**9) if r.seq >= started[-1] else r for r in records)
+
+
+def gaps() -> list[tuple[Record, Record]]:
+    """Two events each, between which is a millisecond or more."""
+    pairs = pairwise(away_for_a_second())
+    return [pair for pair in pairs if pair[1].at_ns - pair[0].at_ns >= 10**6]
+
+
+def between(before: Record, after: Record) -> tuple[str, str]:
+    """A window in the middle of two events."""
+    third_ns = (after.at_ns - before.at_ns) // 3
+    ends = (before.at_ns + third_ns, after.at_ns - third_ns)
+    since, until = ((EPOCH + at_ns // 1_000 * MICROSECOND).isoformat() for at_ns in ends)
+    return since, until
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_what_goes_on_between_two_events_is_drawn(
+    died: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "journal.db", tmp_path / "between.html"
+    keep(away_for_a_second(), file)
+    after_death = [pair for pair in gaps() if isinstance(pair[1].event, events.ServerStarted)]
+    while_held = [pair for pair in gaps() if pair[0].seq > after_death[0][0].seq]
+    before, after = after_death[0] if died else while_held[1]
+    seq, (since, until) = before.seq, between(before, after)
+    assert command.run(file, output, Wanted(since=since, until=until)) == 0
+    assert f"0 events (between seq {seq} and {seq + 1})" in capsys.readouterr().out
+    picture = embedded(output.read_text())
+    length_ns = (
+        (datetime.fromisoformat(until) - datetime.fromisoformat(since)) // MICROSECOND * 1_000
+    )
+    assert (picture.num_events, picture.end_ns, picture.entries) == (0, length_ns, [])
+    state = SchedulerState()
+    fold(state, away_for_a_second()[:seq])
+    phases = {
+        lane.request_id: [PHASES[each.phase] for each in lane.stretches] for lane in picture.lanes
+    }
+    assert phases == {each.request_id: [each.phase.value] for each in state.requests.values()}
+    assert phases
+    assert [(away.begin_ns, away.end_ns) for away in picture.aways] == [(0, length_ns)] * died
+    [lane] = [lane for lane in picture.lanes if "paused" in phases[lane.request_id]]
+    [hold] = picture.holds
+    assert picture.lanes[hold.lane] == lane
+    assert hold.end_ns is None
+
+
+def test_a_window_between_two_events_is_one_of_the_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "journal.db", tmp_path / "x.html"
+    records = away_for_a_second()
+    keep(records, file)
+    received = [r.event.request_id for r in records if isinstance(r.event, events.RequestReceived)]
+    statuses: set[int] = set()
+    for before, after in (gaps()[0], gaps()[-1]):
+        since, until = between(before, after)
+        alive = SchedulerState()
+        fold(alive, records[: before.seq])
+        for request_id in received:
+            status = 0 if alive.find(request_id) else 2
+            wanted = Wanted(since=since, until=until, request=request_id)
+            assert command.run(file, output, wanted) == status
+            statuses.add(status)
+            if status:
+                assert "nothing of the journal" in one_line(capsys)
+            else:
+                capsys.readouterr()
+                picture = embedded(output.read_text())
+                assert [lane.request_id for lane in picture.lanes] == [request_id]
+    assert statuses == {0, 2}
+    since, until = between(*gaps()[0])
+    assert command.run(file, output, Wanted(since=until, until=since)) == 2
+    assert "nothing of the journal" in one_line(capsys)
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
+        (Wanted(since="0", until="2001-01-01"), "nothing of the journal"),
+        (Wanted(until="2001-01-01"), "nothing of the journal"),
         (Wanted(since="100000"), "nothing of the journal lies in this window (since 100000)"),
         (Wanted(since="2030-01-01"), "nothing of the journal"),
         (Wanted(until="1d"), "nothing of the journal"),

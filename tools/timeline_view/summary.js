@@ -114,12 +114,18 @@ function drawHolds(from) {
   }
 }
 
+// Without events, the picture shows what went on between two.
+function seqsText() {
+  const { first_seq: first, last_seq: last, num_events: number } = picture;
+  return number ? `seq ${first} to ${last}` : `between seq ${last} and ${first}`;
+}
+
 function drawSummary() {
   const begin = `${dayText(0)} ${clockText(0, 0)}`;
   byId("window").textContent =
     `${picture.journal} · ${picture.model || "no model"} · ${begin} UTC, ` +
     `${durationText(picture.end_ns)} · ` +
-    `seq ${picture.first_seq} to ${picture.last_seq} (${picture.what})`;
+    `${seqsText()} (${picture.what})`;
   document.title = `Fermata timeline: ${picture.journal}, ${begin}`;
   gistParts().forEach((part, index) => byId("gist").append(...(index ? [" · "] : []), ...part));
   if (!holds.length) {
