@@ -3,12 +3,17 @@
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from journal.database import is_bundle
 from journal.errors import JournalError
 from journal.reader import JournalReader
 from journal.tables import SCHEMA
+
+if TYPE_CHECKING:
+    from journal.summary import Summary
 
 SOUND, FINDINGS, UNUSABLE = 0, 1, 2
 SHOWN_SNAPSHOTS = 3
@@ -21,6 +26,8 @@ def info(path: Path, *, as_json: bool) -> int:
     try:
         with JournalReader.open(path) as reader:
             summary = summarise(reader)
+            with reader.transaction() as run:
+                is_part = is_bundle(run)
     except JournalError as error:
         return _unusable("info", error)
     if as_json:
@@ -28,16 +35,14 @@ def info(path: Path, *, as_json: bool) -> int:
         return SOUND
     events = f"{summary.num_events} (seq {summary.first_seq} to {summary.last_seq})"
     phases = ", ".join(f"{count} {phase}" for phase, count in summary.requests.items())
-    run = f"the last {summary.last_run_ended_by or 'is not ended'}"
-    if summary.last_run_ended_by is None and summary.log_bytes == 0:
-        run += " and has no log: if this is a copy, what came last may have been left behind"
+    runs = f"{summary.num_runs}, {_last_run(summary, is_part=is_part)}"
     lines = {
         "file": f"{summary.file}, {_size(summary.file_bytes)}, log {_size(summary.log_bytes)}",
         "schema": f"{summary.schema}{_upgraded(summary.schema)}",
         "events": events if summary.num_events else "none",
         "from": _time(summary.first_at_ns),
         "to": _time(summary.last_at_ns),
-        "runs": f"{summary.num_runs}, {run}" if summary.num_runs else "none",
+        "runs": runs if summary.num_runs else "none",
         "requests": phases or "none",
         "tokens": f"{summary.num_prefilled_tokens} prefilled, {summary.num_output_tokens} output",
         "stored": f"tokens and parameters of {summary.num_stored_requests} requests",
@@ -74,6 +79,22 @@ def verify(path: Path) -> int:
 def _unusable(subcommand: str, error: JournalError) -> int:
     print(f"fermata journal {subcommand}: {error}", file=sys.stderr)
     return UNUSABLE
+
+
+def _last_run(summary: "Summary", *, is_part: bool) -> str:
+    """How the last run ended. A bundle has its end by its digests; of other files nothing tells
+    whether a log belonged to them: a backup and a shortened journal have none either.
+    """
+    if summary.last_run_ended_by is not None:
+        return f"the last {summary.last_run_ended_by}"
+    if is_part:
+        return "the last is not ended where this bundle ends"
+    if summary.log_bytes == 0:
+        return (
+            "the last is not ended and has no log, as after `journal backup` or `compact`; a copy "
+            "that was made without its log lacks what came last"
+        )
+    return "the last is not ended"
 
 
 def _upgraded(schema: str) -> str:

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from journal.journal import Journal
 from tests.journal_steps import Steps, request_id, run_sql
-from tools import journal_info
+from tools import export, journal_info
 
 
 @pytest.fixture
@@ -36,9 +37,31 @@ def test_info_shows_a_state_folder_or_a_file(
     assert lines["events"] == "13 (seq 1 to 13)"
     assert lines["requests"] == "1 finished, 1 waiting"
     assert lines["snapshots"] == "seq 3"
-    assert lines["runs"].startswith("1, the last is not ended and has no log: if this is a copy")
+    assert lines["runs"].startswith("1, the last is not ended and has no log, as after ")
     assert journal_info.info(folder / "journal.db", as_json=False) == 0
     assert capsys.readouterr().out == shown
+
+
+def last_run(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of the runs."""
+    capsys.readouterr()
+    assert journal_info.info(file, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return next(line for line in lines if line.startswith("runs"))
+
+
+def test_info_warns_only_of_a_copy_that_may_lack_something(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = folder / "part.db"
+    assert export.run(folder, part, export.Wanted()) == 0
+    words = "the last is not ended where this bundle ends"
+    assert last_run(part, capsys) == f"runs       1, {words}"
+    lacks = "a copy that was made without its log lacks what came last"
+    assert last_run(folder, capsys).endswith(f"as after `journal backup` or `compact`; {lacks}")
+    with closing(Journal.open(folder)) as journal:
+        Steps(journal).start()
+        assert last_run(folder, capsys) == "runs       2, the last is not ended"
 
 
 def test_info_as_json_is_one_object_on_the_last_line(
