@@ -212,7 +212,7 @@ def caveats_of(report: Report) -> Iterator[str]:
     if report.num_open:
         yield (
             f"{report.num_open} requests had not ended where this ends: simulated, they end after"
-            " what they had put out by then"
+            " what they had put out by then, but for those that somebody holds: they stay held"
         )
 
 

@@ -61,6 +61,20 @@ class Recorded:
     hashes: tuple[str, ...] = ()
     wishes: list[tuple[int, Wish]] = field(default_factory=list[tuple[int, Wish]])
 
+    @property
+    def left_held(self) -> bool:
+        """Whether somebody held it, and had not let it go where the journal ends."""
+        holds = (events.HoldRequested, events.ReleaseRequested)
+        wanted = [wish for _, wish in self.wishes if isinstance(wish, holds)]
+        return not self.ended and bool(wanted) and isinstance(wanted[-1], events.HoldRequested)
+
+    @property
+    def known_length(self) -> int | None:
+        """After how many tokens of output it ends, where something tells: what an end from outside
+        or somebody's hold has cut short might have gone on.
+        """
+        return self.num_output_tokens if self.tells_length and not self.left_held else None
+
 
 @dataclass(slots=True)
 class Life:

@@ -12,6 +12,7 @@ from journal import events
 from journal.events import Record
 from scheduler.engine.base import StartRow
 from scheduler.parameters import RequestParameters, SamplingParameters
+from scheduler.request import Phase
 from scheduler.settings import Settings
 from scheduler.simulation.engine import SimulatedEngine
 from scheduler.simulation.hardware import Hardware
@@ -47,6 +48,16 @@ class Coming:
     wishes: Sequence[tuple[int, Wish]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class JournalEnd:
+    """Where a journal ends. What somebody wants of a request comes by then, and what is still held
+    is counted up to there. These requests had not ended.
+    """
+
+    at_ns: int
+    still_open: frozenset[str]
+
+
 @dataclass
 class RerunWorld(World):
     """A simulated server whose rows end as those of the requests did, and whose lives begin and end
@@ -77,14 +88,19 @@ class RerunWorld(World):
 
 class Rerun:
     """One what-if. `run` it, then ask for its totals. `refusal` is the first request that would not
-    fit if it were alone.
+    fit if it were alone. `end` is that of the journal, if the requests are from one.
     """
 
-    def __init__(self, coming: Iterable[Coming], world: RerunWorld) -> None:
+    def __init__(
+        self, coming: Iterable[Coming], world: RerunWorld, end: JournalEnd | None = None
+    ) -> None:
         self.coming = iter(coming)
         self.world = world
+        self.end = end
         self.news_ns = 0
         self.num_taken = 0
+        self.num_expected = 0
+        self.num_received = 0
         self.counting = Counting()
         self.refusal: events.RequestRejected | None = None
         world.journal.note = self.note
@@ -93,6 +109,7 @@ class Rerun:
         """One record of the simulation."""
         event = record.event
         self.counting.take(record)
+        self.num_received += isinstance(event, events.RequestReceived)
         if isinstance(event, events.TokensDecoded | End):
             self.expect(self.world.timeline.now_ns)
         if isinstance(event, events.RequestRejected) and event.numbers and not self.refusal:
@@ -116,10 +133,37 @@ class Rerun:
                 self.forget()
                 if watch is not None:
                     watch(self.num_taken)
+            if self.only_held_are_left():
+                return
             if world.state.requests and world.timeline.now_ns > self.news_ns + NO_NEWS_NS:
-                raise Stuck(world.describe("nobody has got anything for an hour"))
+                self.give_up("nobody has got anything for an hour")
+                return
         if world.state.requests:
-            raise Stuck(world.describe("nothing happens any more"))
+            self.give_up("nothing happens any more")
+
+    def only_held_are_left(self) -> bool:
+        """Whether all that is open is held, and the journal tells of nothing that would change it.
+        A request without a client that had been cancelled by then is waited for.
+        """
+        world, state = self.world, self.world.state
+        if self.end is None or world.timeline.now_ns <= self.end.at_ns:
+            return False
+        if not state.requests or self.num_expected > self.num_received:
+            return False
+        due = state.lost.keys() | state.found.keys()
+        left = self.end.still_open
+        return all(
+            request.phase is Phase.PAUSED
+            and request.stays_held
+            and (request.request_id in left or number not in due)
+            for number, request in state.requests.items()
+        )
+
+    def give_up(self, why: str) -> None:
+        """Nothing goes on. Raises Stuck unless that is as somebody wants it."""
+        requests = self.world.state.requests.values()
+        if self.end is None or not all(request.stays_held for request in requests):
+            raise Stuck(self.world.describe(why))
 
     def plan_lives(self) -> None:
         """Each recorded end of a life, if another one came after it."""
@@ -133,6 +177,7 @@ class Rerun:
         """The next request, when it is time; one at a time, since there may be many."""
         coming = next(self.coming, None)
         if coming is not None:
+            self.num_expected += 1
             self.expect(coming.at_ns)
             self.world.plan(coming.at_ns, partial(self.come, coming))
 
@@ -162,7 +207,10 @@ class Rerun:
 
     def totals(self) -> Totals:
         """What it came to."""
-        return self.counting.totals()
+        if self.end is None:
+            return self.counting.totals()
+        timeline = self.world.timeline
+        return self.counting.totals(timeline.wall_ns() - timeline.now_ns + self.end.at_ns)
 
 
 def rerun_of(
@@ -179,7 +227,9 @@ def rerun_of(
         lives=incident.lives,
         saves_elsewhere=incident.model.name == FAKE,
     )
-    rerun = Rerun(coming_of(incident), world)
+    still_open = frozenset(request.request_id for request in incident.requests if not request.ended)
+    end = JournalEnd(incident.lives[-1].ended_ns, still_open)
+    rerun = Rerun(coming_of(incident), world, end)
     rerun.counting.wanted, rerun.counting.carried = wanted, incident.carried
     return rerun
 
@@ -191,7 +241,7 @@ def coming_of(incident: Incident) -> Iterator[Coming]:
         yield Coming(
             request.at_ns,
             partial(arrival_of, request, block_tokens),
-            request.num_output_tokens if request.tells_length else None,
+            request.known_length,
             request.wishes,
         )
 

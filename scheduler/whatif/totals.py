@@ -37,11 +37,12 @@ class Totals(msgspec.Struct, kw_only=True, frozen=True):
     """The numbers that are compared. Times are milliseconds; null where nothing was measured.
 
     `requests` came, or were open where the journal begins, which is when they are taken to come.
-    `total_ms` is from the first arrival to the last end, `held_ms` the sum over all requests,
-    `pauses` how often one was held; `first_token_p50_ms` and `_p99_ms` from arrival, `gap_p99_ms`
-    and `gap_max_ms` between two tokens of a request that was not held meanwhile. `peak_bytes` is
-    the most that a reading has told, or a chunk. `hit_tokens` of the finished prompts were
-    restored, `prefilled_tokens` computed: of requests that came. `output_tokens` are of all.
+    `total_ms` is from the first arrival to the last end, `held_ms` the sum over all requests (one
+    that is still held is so up to where the journal ends), `pauses` how often one was held;
+    `first_token_p50_ms` and `_p99_ms` from arrival, `gap_p99_ms` and `gap_max_ms` between two
+    tokens of a request that was not held meanwhile. `peak_bytes` is the most that a reading has
+    told, or a chunk. `hit_tokens` of the finished prompts were restored, `prefilled_tokens`
+    computed: of requests that came. `output_tokens` are of all.
     """
 
     requests: int
@@ -80,11 +81,13 @@ class Counting:
     gaps_ms: Counter[int] = field(default_factory=Counter[int])
     held_ns: int = 0
     last_end_ns: int = 0
+    last_ns: int = 0
     peak_bytes: int | None = None
 
     def take(self, record: Record) -> None:
         """One record."""
         event = record.event
+        self.last_ns = max(self.last_ns, record.at_ns)
         match event:
             case events.RequestReceived() if self.is_wanted(event.request_id):
                 self.arrive(event.number, event.request_id, record.at_ns)
@@ -159,8 +162,15 @@ class Counting:
         since_ns = self.held_since_ns.pop(request_id, None)
         self.held_ns += 0 if since_ns is None else at_ns - since_ns
 
-    def totals(self) -> Totals:
-        """What the records came to."""
+    def still_held_ns(self, until_ns: int) -> int:
+        """How long those are held by then that nothing has let go."""
+        return sum(max(0, until_ns - since_ns) for since_ns in self.held_since_ns.values())
+
+    def totals(self, until_ns: int | None = None) -> Totals:
+        """What the records came to. What is still held is so until then; until the last record
+        without a time.
+        """
+        held_ns = self.held_ns + self.still_held_ns(self.last_ns if until_ns is None else until_ns)
         began_ns = min(self.arrived_ns.values(), default=0)
         return Totals(
             requests=len(self.arrived_ns),
@@ -170,7 +180,7 @@ class Counting:
             rejected=self.counts.get("rejected", 0),
             joined=self.counts.get("joined", 0),
             pauses=self.counts.get("pauses", 0),
-            held_ms=self.held_ns // NS_PER_MS,
+            held_ms=held_ns // NS_PER_MS,
             total_ms=max(0, self.last_end_ns - began_ns) // NS_PER_MS,
             first_token_p50_ms=percentile(self.first_token_ms, 50),
             first_token_p99_ms=percentile(self.first_token_ms, 99),
