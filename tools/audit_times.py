@@ -105,6 +105,7 @@ THROUGHPUT = Question(
     columns=("minute", *RATES),
     right=frozenset(RATES),
     cells=minute_cells,
+    goes_on=True,
 )
 
 

@@ -238,9 +238,13 @@ def test_outside_of_the_journal_nothing_goes_on(
         said = capsys.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
         assert "nothing of the journal lies in this window" in said.err
-    with pytest.raises(SystemExit) as ended:
-        app(["audit", "hits", str(file), "--since", since, "--until", until])
-    assert ended.value.code == 2
+    quiet = ("--since", since, "--until", until)
+    for question, status in (("hits", 2), ("throughput", 0)):
+        with pytest.raises(SystemExit) as ended:
+            app(["audit", question, str(file), *quiet, "--format", "json"])
+        assert ended.value.code == status
+    [*_, minute] = json.loads(capsys.readouterr().out)
+    assert until.startswith(minute["minute_at"].rstrip("Z")), "its minute is shown as a whole"
 
 
 def test_of_a_shortened_journal_its_minutes_are_known(tmp_path: Path) -> None:
