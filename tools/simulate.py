@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def play_all(wanted: Wanted) -> Tally:
     seeds = range(wanted.seed, wanted.seed + wanted.seeds)
     num_workers = min(wanted.workers, wanted.seeds)
     try:
-        with Workers() as workers:
+        with closing(Workers()) as workers:
             for number in range(num_workers):
                 workers.add(Worker(packages_folder(), seeds[number::num_workers]))
             for _, lines in workers.hear():

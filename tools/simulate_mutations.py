@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Hunt:
 
     def run(self, num_workers: int) -> None:
         """All of them, so many at a time. Raises MutationError."""
-        with Workers() as workers:
+        with closing(Workers()) as workers:
             for _ in range(min(num_workers, len(self.left))):
                 self.begin_next(workers)
             for worker, lines in workers.hear():

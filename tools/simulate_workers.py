@@ -6,8 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, cast
 
 import msgspec
 
@@ -87,20 +86,13 @@ class Worker:
 
 
 class Workers:
-    """Those that play at present. They end with it."""
+    """Those that play at present."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends them."""
         for worker in self.all():
             self.remove(worker)
         self.selector.close()

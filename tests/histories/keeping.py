@@ -3,7 +3,7 @@
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from journal.events import Decision, Fact, Record, ServerStarted, TokensDecoded
+from journal.events import Record, ServerStarted
 from journal.files import journal_file
 from journal.journal import Journal
 from journal.reader import JournalReader
-from journal.tokens import ID_BYTES, SideRows, StepTokens
+from tools.bench_long_journal import commit
 
 FOLDER = Path(__file__).parent
 SIDE_TABLES = ("token_ids", "step_tokens", "request_parameters", "snapshots")
@@ -72,18 +72,6 @@ def without_place(record: Record) -> Record:
     configuration = event.configuration | {"state": "state"}
     event = msgspec.structs.replace(event, configuration=configuration, platform="", process_id=1)
     return msgspec.structs.replace(record, event=event)
-
-
-def commit(journal: Journal, step: Sequence[Record]) -> None:
-    """One step as it was, with tokens that stand for the real ones until they are purged."""
-    facts: list[Fact] = [r.event for r in step if r.source == "fact"]  # pyright: ignore[reportAssignmentType]
-    decisions: list[Decision] = [r.event for r in step if r.source == "decision"]  # pyright: ignore[reportAssignmentType]
-    tokens = {
-        index: StepTokens(bytes(ID_BYTES * sum(fact.counts)))
-        for index, fact in enumerate(facts)
-        if isinstance(fact, TokensDecoded)
-    }
-    journal.commit(step[0].step, step[0].at_ns, facts, decisions, SideRows(tokens=tokens))
 
 
 def purge(file: Path) -> None:

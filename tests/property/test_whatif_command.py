@@ -15,21 +15,13 @@ from typer.testing import CliRunner
 from scheduler.policy import POLICY_VERSION
 from scheduler.whatif.totals import Totals
 from tests.histories.keeping import upgraded
+from tests.loaded import SCRIPT
 from tools import export, whatif
 from tools.cli import app
 from tools.whatif import Report, Wanted, differences, lines_of, report_of
 
 OTHERS = ("server.port", "journal.keep_days", "engine.blas", "models.accept_any", "kv.num_writers")
 HISTORIES = Path(__file__).parents[1] / "histories"
-SCRIPT = """
-import sys
-from tools.cli import main
-sys.argv = ["fermata", "whatif", *sys.argv[1:]]
-try:
-    main()
-finally:
-    print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 
 
 @pytest.fixture
@@ -248,7 +240,7 @@ def test_neither_a_model_nor_a_web_server_is_imported(journal: Path, tmp_path: P
         '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
     )
     for arguments in ([str(journal)], ["--trace", str(trace), "--journal", str(journal)]):
-        command = [sys.executable, "-c", SCRIPT, *arguments]
+        command = [sys.executable, "-c", SCRIPT, "whatif", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         shown, _, loaded = done.stdout.partition("loaded:")
         assert "finished" in shown

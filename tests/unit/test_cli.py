@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.loaded import SCRIPT
+
 HEAVY = {
     "alembic",
     "fastapi",
@@ -14,21 +16,11 @@ HEAVY = {
     "sqlalchemy",
     "uvicorn",
 }
-SCRIPT = """
-import sys
-from tools.cli import main
-sys.argv = ["fermata", "--help"]
-try:
-    main()
-except SystemExit as stop:
-    assert not stop.code
-print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 
 
 def test_help_imports_nothing_heavy() -> None:
     result = subprocess.run(
-        (sys.executable, "-c", SCRIPT), capture_output=True, text=True, check=True
+        (sys.executable, "-c", SCRIPT, "--help"), capture_output=True, text=True, check=True
     )
     text, _, loaded = result.stdout.partition("loaded:")
     assert "Usage: fermata" in text
