@@ -73,7 +73,9 @@ def test_what_is_kept_is_given_back(get_model: Callable[[str], TinyModel]) -> No
     assert kept_bytes >= BIG
     driver.work(ReclaimMemory())
     [returned] = driver.of(MemoryReturned)
-    assert (returned.freed_bytes, returned.cached_bytes) == (kept_bytes, 0)
+    # What the work before has released late is given back with it.
+    assert returned.freed_bytes >= kept_bytes
+    assert returned.cached_bytes == 0
     assert returned.active_bytes == mx.get_active_memory()
 
 
